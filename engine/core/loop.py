@@ -166,7 +166,8 @@ class EngineLoop(Generic[TicketT]):
         self._wakeup.set()
 
     async def run(self, sessions: Sessions[Sequence], send: SendEvents) -> None:
-        """Run until `stop`. Raises DeviceLost."""
+        """Run until `stop`. Sessions begin and end meanwhile, between two steps and while one is
+        computed. Raises DeviceLost."""
         self._event_loop = asyncio.get_running_loop()
         while not self._is_stopping:
             if self._steps_in_flight and not self._has_device_thread:
@@ -411,7 +412,8 @@ class EngineLoop(Generic[TicketT]):
     def apply_result(
         self, step: PreparedStep, result: BatchResult, sessions: Sessions[Sequence]
     ) -> None:
-        """Apply all effects of a completed step on its sequences."""
+        """Apply all effects of a completed step on its sequences. The sessions of its rows may be
+        closed, forked and given new turns meanwhile; the rows stay the same."""
         self._counters.end_step(result.model_s, time.monotonic() if self._steps_in_flight else None)
         self._scheduler.time.observe(step.load, result.model_s)
         for row, drawn in zip(step.rows, result.results, strict=True):
@@ -537,7 +539,8 @@ class EngineLoop(Generic[TicketT]):
         return self._scheduler.fault_isolation.record_failure(step.kv_ends)
 
     def _roll_back(self, rows: list[ScheduledRow]) -> None:
-        """Undo the launch of rows that were not computed."""
+        """Undo the launch of rows that were not computed. Each may release pages of its own lease
+        meanwhile, and a lease may have several rows."""
         for row in rows:
             self._cache.commit(row.sequence.lease, row.tokens, 0)
             if row.turn is not None:

@@ -155,7 +155,7 @@ class HostTier:
 
     def _marks_with_room(self, lease: PageLease) -> list[int]:
         """Choose the marks of a lease for which the host has room beside `committed`. For the first
-        one, marks of others are discarded."""
+        one, marks that others have on the host are discarded meanwhile."""
         positions = [lease.committed]
         for mark in lease.marks:
             is_first = mark == lease.marks[0]
@@ -212,8 +212,8 @@ class HostTier:
     def _make_room(self, pages: int, requester: PageLease, positions: Sequence[int]) -> bool:
         """Discard what other leases have on the host until `pages` are free, and the units that
         `requester` needs at `positions`: first marks, if only units are missing, then all of the
-        lease that spilled longest ago; the pages of `requester` last. Returns False if that is
-        impossible."""
+        lease that spilled longest ago; the pages of `requester` last. Meanwhile each round changes
+        which lease is the first to lose something. Returns False if that is impossible."""
         if pages > self.pool.total or not self._can_hold(positions):
             return False
         while self.pool.free_count < pages or not self._has_free(positions):

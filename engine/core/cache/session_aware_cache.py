@@ -311,7 +311,8 @@ class SessionAwareCache:
         return True
 
     def reset(self) -> None:
-        """Discard all KV, on the device and on the host. Nothing may be in flight."""
+        """Discard all KV, on the device and on the host. Nothing may be in flight. Meanwhile leases
+        that share pages lose them one after the other; all stay open."""
         for lease in self._leases:
             assert lease.reserved == 0
             self.host_tier.discard(lease)
@@ -427,8 +428,8 @@ class SessionAwareCache:
         self.tree.release([node])
 
     def _make_room(self, needed: int) -> bool:
-        """Evict tree pages, then idle leases, until `needed` pages are free. Returns False if that
-        is impossible."""
+        """Evict tree pages, then idle leases, until `needed` pages are free. Meanwhile a lease that
+        is evicted leaves pages to the tree; these are next. Returns False if it is impossible."""
         while self.pool.free_count < needed:
             page = self.tree.evict()
             if page is not None:
@@ -446,7 +447,7 @@ class SessionAwareCache:
         Units of the tree go first, then idle leases as a whole, as far as the host can take them
         with all their marks. Then go the marks that the other idle leases have inside their
         answers, these leases as a whole, states where prompts of leases branch, and the marks of
-        busy leases.
+        busy leases. Idle leases may meanwhile lose all they have, on the host too.
         """
         while component.pool.free_count < needed:
             if self._evict_unit_from_tree(component):
@@ -481,7 +482,8 @@ class SessionAwareCache:
     def _marks_to_recall(self, lease: PageLease, at: int | None) -> list[int] | None:
         """Make room for what a spilled lease needs at its end. Returns those of its marks for which
         there is room too, with nothing but units of the tree evicted; that before `at` may evict
-        others. Returns None if there is no room at all."""
+        others. Those may meanwhile discard marks of each other on the host, but none of this lease,
+        which is pinned. Returns None if there is no room at all."""
         marks = [] if at is None else [mark for mark in lease.host_marks if mark <= at][-1:]
         if not self._make_room_at([lease.host_end, *marks]):
             marks = []
@@ -494,7 +496,7 @@ class SessionAwareCache:
         return sorted(marks)
 
     def _make_shared_room_at(self, positions: Sequence[int]) -> bool:
-        """Make room like `_make_room_at`, in the tree alone."""
+        """Make room like `_make_room_at`, in the tree alone: no lease changes meanwhile."""
         for component in self.components:
             needed = len(places_of(component, positions))
             while component.pool.free_count < needed:

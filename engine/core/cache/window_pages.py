@@ -256,7 +256,7 @@ class WindowPages:
 
     def _advance(self, lease: PageLease, part: WindowPart, first: int) -> None:
         """Move the floor up to page `first`; the pages before it are released unless a mark needs
-        them."""
+        them. The marks do not change meanwhile."""
         passed = part.pages[: first - part.first]
         for index, page in enumerate(passed, part.first):
             if self._is_needed(lease, index):

@@ -80,10 +80,9 @@ class Packer:
 
     def add_live_rows(self, step: StepRows, sequences: list[Sequence]) -> bool:
         """Add the rows of live turns. If they are more than the rows left, those are first that
-        have waited longest for one, shared among groups. Returns False if nothing more can be
-        planned in this step: it is full, or the pages that a row needs are still in flight.
-
-        Most rows of an engine are decodes without drafts, for which this method has a shortcut."""
+        have waited longest for one, shared among groups. Some may be retracted meanwhile, for the
+        pages of others; they get no row. Returns False if nothing more can be planned in this step:
+        it is full, or the pages that a row needs are in flight. Decodes have a shortcut."""
         limit, rows = self._admission.group_rows_max, step.remaining_rows
         is_limited = limit < rows
         if len(sequences) > (limit if is_limited else rows):
@@ -109,8 +108,8 @@ class Packer:
 
     def add_row(self, step: StepRows, sequence: Sequence, count: int) -> bool:
         """Add a row of up to `count` tokens of a turn, unless the turn was retracted in this step
-        or may not take the pages it needs from others. Returns False if nothing more can be planned
-        in this step, because pages are still in flight."""
+        or may not take the pages it needs from others, which are retracted meanwhile. Returns False
+        if nothing more can be planned in this step, because pages are still in flight."""
         cache, lease = self._cache, sequence.lease
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:

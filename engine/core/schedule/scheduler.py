@@ -177,7 +177,7 @@ class Scheduler:
 
     def _plan_suspects(self) -> StepPlan:
         """Plan a step of the first selection of sequences, in the search for a faulty one, that can
-        have a row."""
+        have a row. Others may have to be retracted meanwhile."""
         plan = StepPlan([], StepLoad())
         for selection in self.fault_isolation.row_selections(self._has_work):
             overdue = self._overdue
@@ -221,8 +221,8 @@ class Scheduler:
     def _plan_with_prefill(
         self, step: StepRows, decoding: list[Sequence], overdue: Sequence | None, search: Search
     ) -> bool:
-        """Add the rows of a step while turns or appends wait for prefill. Returns whether it has
-        any rows but prefill chunks."""
+        """Add the rows of a step while turns or appends wait for prefill. Meanwhile turns are
+        admitted and retracted. Returns whether the step has any rows but prefill chunks."""
         self._prefixes.begin_step()
         has_live_rows = is_complete = True
         waiting: list[Sequence] = []
@@ -286,8 +286,8 @@ class Scheduler:
         return decoding if accepts is None else list(filter(accepts, decoding)), prefilling
 
     def _add_chunks(self, step: StepRows, search: Search, waiting: list[Sequence]) -> None:
-        """Add chunks of long turns, and list these in `waiting`; then chunks of appends. A full
-        step admits no more than the first turn, which then is first in the next one."""
+        """Add chunks of long turns, listed in `waiting`, then of appends. Meanwhile turns are
+        admitted and retracted. A full step admits the first turn only, first in the next one."""
         if not (self._long.places or self._appends):
             return
         limit_s, rows = self.time.step_s_max(step.load) if step else 0.0, step.remaining_rows
@@ -345,9 +345,10 @@ class Scheduler:
         self, queue: TurnQueue, step: StepRows, search: Search, skipped: set[str]
     ) -> Iterator[Sequence]:
         """Admit the turns of a queue that have room, in order, and yield those that owe tokens:
-        first turns, then those admitted before, which do not wait for others to be admitted. The
-        groups `skipped` are left out, and those of which several turns were refused are added to
-        them. A turn whose prefix another one is computing waits for it."""
+        first turns, then those admitted before, which do not wait for others to be admitted. Turns
+        may be retracted meanwhile, but none enters or leaves the queue. The groups `skipped` are
+        left out, and those of which several turns were refused are added. A turn whose prefix
+        another one is computing waits for it."""
         refused: dict[str, int] = {}
         first = islice(queue.in_order(skipped, step.served), self.max_rows + REFUSED_TURNS_MAX)
         admitted = search.prefilling and [s for s in search.prefilling if s in queue.places]
@@ -371,7 +372,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Admit a turn if there is room for it, and retract the turns whose pages it claims.
         Returns whether it is admitted. If some of these are in flight, the next step is planned
-        when nothing is, and the turn is first in it."""
+        when nothing is, and the turn is first in it. No queue changes meanwhile."""
         turn, lease = sequence.turn, sequence.lease
         assert turn is not None
         if turn.is_admitted or sequence.in_flight or sequence in self.admission.unqueued:
