@@ -67,15 +67,14 @@ class Packer:
         self,
         cache: SessionAwareCache,
         admission: Admission,
-        prefixes: PrefixesInFlight,
         fault_isolation: FaultIsolation,
         speculation: Speculation | None,
     ) -> None:
-        """`prefixes` records what the rows compute; without `speculation` no row has drafts."""
+        """Without `speculation`, and while `fault_isolation` searches, no row has drafts."""
         self._cache = cache
         self._admission = admission
         self._fault_isolation = fault_isolation
-        self._prefixes = prefixes
+        self.prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
         self._speculation = speculation
 
     def add_live_rows(self, step: StepRows, sequences: list[Sequence]) -> bool:
@@ -148,7 +147,7 @@ class Packer:
         if turn is not None:
             turn.last_step = step.number
         if count > 1:
-            self._prefixes.add(sequence)
+            self.prefixes.add(sequence)
         draws = start + count == sequence.promised_end and sequence.can_draw
         step.add(ScheduledRow(sequence, start, tokens, turn if draws else None, drafts))
         return True

@@ -14,7 +14,6 @@ from itertools import chain, islice
 
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.fault_isolation import FaultIsolation, SequenceFilter
-from continuo.engine.core.prefixes_in_flight import PrefixesInFlight
 from continuo.engine.core.restoring import match_prompt, restore_kv
 from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.packing import SHORT_TURN_TOKENS_MAX, Packer, StepRows
@@ -75,10 +74,8 @@ class Scheduler:
         """The first admitted turn for which the last step had no room; or, if `_is_claiming`, a
         turn that claims pages of turns in flight."""
         self._is_claiming = False
-        self._prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
-        self._packer = Packer(
-            cache, self.admission, self._prefixes, self.fault_isolation, speculation
-        )
+        self._packer = Packer(cache, self.admission, self.fault_isolation, speculation)
+        self._prefixes = self._packer.prefixes
 
     # ---- work -----------------------------------------------------------------------------
 
