@@ -232,8 +232,9 @@ class SessionAwareCache:
 
         Full pages are shared through the tree; only pages within ids[:limit] may be published
         there. If `at` is within a page, that page is shared too if the source has filled it and may
-        publish it; else it is copied, or, if no page can be freed for the copy, its tokens are
-        recomputed. The source must be busy (see `mark_busy`); its tokens in flight are not forked.
+        publish it; else it is copied. Its tokens are recomputed if no page can be freed for the
+        copy, or if the source thereby loses what a token at `at` needs. The source must be busy
+        (see `mark_busy`); its tokens in flight are not forked.
         """
         assert lease in self._busy
         at = min(at, lease.committed)
@@ -243,7 +244,7 @@ class SessionAwareCache:
         child = self.open(lease.scope)
         shared = min(len(lease.path), self._pages_for(at))
         copy = shared * self.page_size < at
-        if copy and not self._has_room_for_copy():
+        if copy and not (self._has_room_for_copy() and self.components.holds(lease, at)):
             at, copy = shared * self.page_size, False
             if self.has_components:
                 at = self.components.newest_held(lease, at)
