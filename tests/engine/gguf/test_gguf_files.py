@@ -299,6 +299,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         find_local_checkpoint(str(tmp_path / "missing.gguf"))
 
 
+@pytest.mark.long
 def test_damaged_header_raises_nothing_but_a_model_error(tmp_path: Path) -> None:
     """Files that end early or have other bytes anywhere before the tensors."""
     source, good = random.Random(5), gguf()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def outputs(draw: st.DrawFn) -> Output:
 
 
 @given(outputs(), FRAMES)
+@pytest.mark.long
 def test_no_byte_of_a_thought_is_in_the_text(output: Output, frames: list[int]) -> None:
     thoughts, texts, ids, alone = output.decode(frames)
     syntax = family_template(output.name).reasoning_format
@@ -116,6 +118,7 @@ def test_no_byte_of_a_thought_is_in_the_text(output: Output, frames: list[int]) 
 
 
 @given(outputs(), FRAMES)
+@pytest.mark.long
 def test_frames_change_nothing(output: Output, frames: list[int]) -> None:
     assert output.decode(frames) == output.decode([len(output.ids)])
 

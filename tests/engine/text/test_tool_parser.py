@@ -252,6 +252,7 @@ CALLS = st.lists(
 )
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 50))
+@pytest.mark.long
 def test_calls_rendered_by_the_template_are_parsed_back(
     name: str, calls: list[tuple[str, dict[str, object]]], size: int
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def parse(
     st.sampled_from(SETTINGS),
     st.sampled_from([(), ("warm",), ("Rome", "yes."), ("yes.It", "never")]),
 )
+@pytest.mark.long
 def test_thought_and_answer_are_apart_however_ids_arrive(
     name: str, sizes: list[int], settings: GenerationSettings, stop: tuple[str, ...]
 ) -> None:

@@ -100,6 +100,7 @@ def test_text_counts_with_its_copy_in_utf_8() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20_000, 400_000), st.integers(2, 20))
+@pytest.mark.long
 def test_books_balance_whatever_is_added_and_removed(
     seed: int, bytes_max: int, points_max: int
 ) -> None:

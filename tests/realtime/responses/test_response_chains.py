@@ -358,6 +358,7 @@ async def test_response_to_be_stored_is_refused_while_the_store_is_down(
         assert (await turn(responses, request("hello", store=True))).is_stored
 
 
+@pytest.mark.long
 async def test_response_that_is_not_stored_needs_no_store(
     harness: EngineHarness, sqlite: Store, store_file: Path
 ) -> None:
@@ -370,6 +371,7 @@ async def test_response_that_is_not_stored_needs_no_store(
         assert not await is_unknown(responses, response.id)
 
 
+@pytest.mark.long
 async def test_stored_response_is_continued_from_memory_while_the_store_is_down(
     harness: EngineHarness, sqlite: Store, store_file: Path
 ) -> None:
@@ -381,6 +383,7 @@ async def test_stored_response_is_continued_from_memory_while_the_store_is_down(
             assert response.status in ("completed", "incomplete")
 
 
+@pytest.mark.long
 async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(
     harness: EngineHarness, sqlite: Store, store_file: Path
 ) -> None:
@@ -394,6 +397,7 @@ async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(
         assert await sqlite.find_response(response.id) is not None
 
 
+@pytest.mark.long
 async def test_response_fails_that_the_store_did_not_keep(
     harness: EngineHarness, sqlite: Store, store_file: Path
 ) -> None:

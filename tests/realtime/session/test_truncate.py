@@ -135,6 +135,7 @@ async def test_truncate_prefills_nothing_again(driver: SessionDriver) -> None:
     assert driver.engine_harness.runner.token_count - computed <= prompt
 
 
+@pytest.mark.long
 async def test_barge_in_continues_from_the_truncated_text(driver: SessionDriver) -> None:
     """Cancel and truncate at once, as a voice client does; the next turn continues the cut text."""
     for turn in range(4):

@@ -161,6 +161,7 @@ async def test_durability_sets_the_synchronous_pragma(
     await store.aclose()
 
 
+@pytest.mark.long
 async def test_locked_file_does_not_block_the_event_loop(tmp_path: Path) -> None:
     store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
     lease = await store.create(new_session())

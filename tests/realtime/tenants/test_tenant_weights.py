@@ -106,6 +106,7 @@ async def test_reloaded_weight_applies_to_what_begins_afterwards(
         assert [sequence.weight for sequence in harness.scheduler.admission.turns] == [1.0, 3.0]
 
 
+@pytest.mark.long
 async def test_first_token_beside_the_many_answers_of_another_tenant(
     harness: EngineHarness, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ RESPONSES: dict[str, Callable[[KeyServer], None]] = {
 
 
 @pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.long
 async def test_unusable_keys_deny_tokens_until_there_are_better_ones(
     name: str,
     key_server: KeyServer,

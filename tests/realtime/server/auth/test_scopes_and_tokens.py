@@ -155,6 +155,7 @@ def test_invalid_token_options_are_refused(options: dict[str, Any], problem: str
         make_serve_settings(options)
 
 
+@pytest.mark.long
 async def test_connection_of_a_token_is_closed_when_the_token_expires(
     harness: EngineHarness, provider: IdentityProvider
 ) -> None:
@@ -322,6 +323,7 @@ async def test_revoked_key_closes_its_connections(
     running.cancel()
 
 
+@pytest.mark.long
 async def test_response_of_a_revoked_key_is_cancelled_and_that_of_another_is_not(
     harness: EngineHarness, keys_file: Path, gateway_settings: GatewaySettings
 ) -> None:

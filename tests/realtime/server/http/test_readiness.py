@@ -146,6 +146,7 @@ async def until_refused(client: RealtimeClient, name: str, *, at_once: bool) -> 
     assert event["error"]["type"] == "server_error"
 
 
+@pytest.mark.long
 async def test_server_is_not_ready_while_the_sqlite_folder_is_missing(
     harness: EngineHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
