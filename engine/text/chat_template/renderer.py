@@ -246,7 +246,9 @@ class TemplateRenderer:
             and self._shows_result([user, answer, result], "observation")
         ):
             self._writes_results = not self._shows_result([user, answer, result], "tool")
-        found = detect_format(self.try_render, prompt if shows_tools else "", is_token)
+        found = detect_format(
+            self.try_render, prompt if shows_tools else "", is_token, self.reasoning_format
+        )
         if not renders_calls:
             found = self._written_calls = found or HERMES
         elif found is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall
+from continuo.engine.text.output_channels import ReasoningFormat
 from continuo.engine.text.tool_arguments import JsonScanner
 from continuo.engine.text.tool_format import (
     HARMONY,
@@ -63,10 +64,14 @@ def find_instructed_format(tool_prompt: str, is_token: Callable[[str], bool]) ->
 
 
 def detect_format(
-    render: RenderMessages, tool_prompt: str, is_token: Callable[[str], bool]
+    render: RenderMessages,
+    tool_prompt: str,
+    is_token: Callable[[str], bool],
+    reasoning: ReasoningFormat | None = None,
 ) -> ToolFormat | None:
     """Detect the syntax of calls. `tool_prompt`: what the template shows the model about a tool.
-    Returns None if the syntax is unknown."""
+    `reasoning`: the tokens around reasoning, which a template may write before calls also where
+    there is none. Returns None if the syntax is unknown."""
     one, plain = _render_answer(render, _FIRST), _render_answer(render)
     if one is None or plain is None or _FIRST.name not in one:
         return _find_unrendered(tool_prompt, is_token)
@@ -77,7 +82,8 @@ def detect_format(
         two = None
     before, _, after = plain.partition(_PLAIN.content)
     start = len(_cut_open_tag(_common_prefix(one, before)))
-    rendered = _Rendered(one[start:], two[start:] if two else None, after)
+    one, two = (_cut_reasoning(text[start:], reasoning) if text else None for text in (one, two))
+    rendered = _Rendered(one or "", two, after)
     found = rendered.find_object_calls() or rendered.find_named_calls()
     return found if found is not None and rendered.confirms(found) else None
 
@@ -87,6 +93,14 @@ def _render_answer(render: RenderMessages, *calls: ToolCall) -> str | None:
     answer = ChatMessage(role="assistant", tool_calls=calls) if calls else _PLAIN
     text = render([_QUESTION, answer])
     return None if text is None else text.partition(_QUESTION.content)[2]
+
+
+def _cut_reasoning(text: str, reasoning: ReasoningFormat | None) -> str:
+    """Cut the reasoning before the first call."""
+    before = text.partition(_FIRST.name)[0]
+    if reasoning is None or reasoning.end not in before:
+        return text
+    return text[before.rindex(reasoning.end) + len(reasoning.end) :]
 
 
 def _find_unrendered(tool_prompt: str, is_token: Callable[[str], bool]) -> ToolFormat | None:

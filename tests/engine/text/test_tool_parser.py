@@ -42,6 +42,13 @@ FORMATS = {
     "pythonic": PYTHONIC,
     "glm4": GLM4,
 }
+COMMAND_R7B = ToolFormat(
+    marker="<|START_ACTION|>",
+    close_marker="<|END_ACTION|>",
+    is_array=True,
+    name_key="tool_name",
+    arguments_key="parameters",
+)
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 Part = str | tuple[str, str, bool]
@@ -283,7 +290,7 @@ def test_calls_rendered_by_the_template_are_parsed_back(
         *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("mistral_args", MISTRAL_ARGS)],
         *[("llama2", HERMES), ("gemma", HERMES), ("lfm2", LFM2), ("phi4_mini", PHI4)],
         *[("glm4_9b", GLM4), ("glm4_0414", GLM4), ("llama4_pythonic", PYTHONIC)],
-        *[("gpt_oss", HARMONY), ("odd_calls", None)],
+        *[("gpt_oss", HARMONY), ("odd_calls", None), ("command_r7b", COMMAND_R7B)],
     ],
 )
 def test_tool_format_is_detected_from_the_template(name: str, format: ToolFormat | None) -> None:
@@ -384,7 +391,7 @@ def test_published_templates_round_trip_calls(
 
 WRITES_OTHERWISE = {
     *("gpt_oss", "lfm2_5"),
-    *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2"),
+    *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2", "command_r7b"),
 }
 """Harmony, a template with quotes of Python's, and those that write the ids of calls."""
 
