@@ -9,6 +9,7 @@ that the format puts there.
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -33,6 +34,29 @@ _CONSTANTS: dict[str, object] = {
     "False": False,
     "None": None,
 }
+
+
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+}
+_HEX = "[0-9a-fA-F]"
+_ESCAPED_DIGITS = re.compile(
+    rf"u(?P<pair>[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})"
+    rf"|x(?P<x>{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})|U(?P<U>00(?:0{_HEX}|10){_HEX}{{4}})"
+    r"|(?P<octal>[0-7]{1,3})"
+)
+"""The escapes of Python that name a character by its code, and the two of JSON that are a pair of
+surrogates."""
 
 
 class NeedsMore(Exception):
@@ -395,24 +419,25 @@ class _LiteralParser:
             letter = self._text[self._at]
             self._at += 1
             if letter == "\\" and len(quote) == 1:
-                letter = self._read_escape()
+                letter = self._read_escape(quote)
             parts.append(letter)
         self._at += len(quote)
         return "".join(parts)
 
-    def _read_escape(self) -> str:
-        if self._at >= len(self._text):
+    def _read_escape(self, quote: str) -> str:
+        """Read an escape after its backslash, as Python does: one that is unknown, or lacks digits,
+        keeps its backslash. `\\/` in double quotes is JSON's."""
+        letter = self._text[self._at : self._at + 1]
+        if not letter:
             raise ValueError("unfinished string")
-        letter = self._text[self._at]
+        digits = _ESCAPED_DIGITS.match(self._text, self._at)
+        if digits is not None:
+            self._at = digits.end()
+            return _decode_digits(digits)
         self._at += 1
-        if letter in "xu":
-            digits = self._text[self._at : self._at + (2 if letter == "x" else 4)]
-            self._at += len(digits)
-            code = int(digits, 16)
-            return "\ufffd" if 0xD800 <= code < 0xE000 else chr(code)
-        return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}.get(
-            letter, letter
-        )
+        if letter == "/" and quote == '"':
+            return letter
+        return _ESCAPES.get(letter, "\\" + letter)
 
     def _read_object(self) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -500,6 +525,15 @@ def _parse_number(text: str) -> int | float:
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError("not a number") from None
         return value
+
+
+def _decode_digits(found: re.Match[str]) -> str:
+    """Decode an escape of digits. Half of a surrogate pair becomes U+FFFD."""
+    if found["pair"]:
+        return json.loads(f'"\\u{found["pair"]}"')
+    base = 8 if found["octal"] else 16
+    code = int(found[str(found.lastgroup)], base)
+    return "\ufffd" if 0xD800 <= code < 0xE000 else chr(code)
 
 
 def _escape(text: str) -> str:

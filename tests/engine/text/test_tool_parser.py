@@ -1,6 +1,8 @@
 """Tests of the tool parser: text and tool calls are read from output in every format."""
 
+import ast
 import json
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -489,3 +491,76 @@ def test_malformed_calls_between_tags(text: str, expected: list[Part]) -> None:
     parser = ToolParser(QWEN_CODER, None, STRINGS)
     events = [event for letter in text for event in parser.push(letter)]
     assert join_deltas([*events, *parser.finish()]) == expected
+
+
+def read_literal(source: str) -> object:
+    """Read a call of a pythonic format with one argument, in pieces of three characters."""
+    text = f"<|tool_call_start|>[f(a={source})]<|tool_call_end|>"
+    pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
+    [(_, arguments, complete)] = [part for part in parse(LFM2, pieces) if isinstance(part, tuple)]
+    assert complete
+    return json.loads(arguments)["a"]
+
+
+@settings(max_examples=300)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                *(
+                    "\\",
+                    "\\\\",
+                    "\\n",
+                    "\\t",
+                    "\\a",
+                    "\\d",
+                    "\\w+",
+                    "\\'",
+                    "\\0",
+                    "\\12",
+                    "\\1a",
+                    "\\x41",
+                ),
+                *(
+                    "\\xfg",
+                    "\\u00e9",
+                    "\\U0001F600",
+                    "\\u12",
+                    "\\N",
+                    "C:\\dir",
+                    "é",
+                    "😀",
+                    " ",
+                    "a",
+                ),
+            ]
+        ),
+        max_size=6,
+    ),
+)
+@example(pieces=["\\d", "+"])
+@example(pieces=["C:\\dir"])
+def test_strings_are_read_as_python_reads_them(pieces: list[str]) -> None:
+    source = f"'{''.join(pieces)}'"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = ast.literal_eval(source)
+        except SyntaxError:
+            return
+    assert read_literal(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (r"'C:\users'", r"C:\users"),
+        (r"'\x4'", r"\x4"),
+        (r"'\ud83d\ude00'", "😀"),
+        (r"'\ud83d.'", "\ufffd."),
+        (r'"a\/b"', "a/b"),
+        (r"'a\/b'", r"a\/b"),
+    ],
+)
+def test_escapes_that_python_refuses(source: str, expected: str) -> None:
+    assert read_literal(source) == expected
