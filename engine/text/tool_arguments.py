@@ -175,6 +175,7 @@ class TaggedReader:
         self._types: frozenset[str] | None = None
         self._is_streamed = False
         """Whether a piece of the value was returned."""
+        self._is_in_block = False
         self._count = 0
         self.has_ended = False
         self.is_broken = False
@@ -225,15 +226,12 @@ class TaggedReader:
 
     def _read_value(self, text: str, at: int, *, is_last: bool) -> tuple[int, str]:
         del is_last
-        start, piece = at, ""
-        if not self._is_streamed and self._syntax.key_end.endswith("\n"):
-            if at == len(text):
-                raise NeedsMore
-            start += text[at] == "\n"
-        end = text.find(self._value_end, start)
+        start = at if self._is_streamed else self._find_value_start(text, at)
+        closing = self._syntax.block_close if self._is_in_block else ""
+        end = text.find(closing + self._value_end, start)
         if end >= 0:
             value = text[start:end]
-            if self._syntax.value_close.startswith("\n"):
+            if self._syntax.value_close.startswith("\n") and not self._is_in_block:
                 value = value.removesuffix("\n")
             if self._types == _STRING_ALONE:
                 opening = "" if self._is_streamed else '"'
@@ -241,15 +239,29 @@ class TaggedReader:
             else:
                 piece = self._convert(value)
             self._is_in_value = False
-            return end + len(self._value_end), piece
+            return end + len(closing + self._value_end), piece
         if self._types != _STRING_ALONE:
             raise NeedsMore
-        certain = len(text) - len(self._value_end)  # a line break and the end may follow
+        # A line break and the end may follow.
+        certain = len(text) - len(closing + self._value_end)
         if certain <= start:
             raise NeedsMore
         opening = "" if self._is_streamed else '"'
         self._is_streamed = True
         return certain, opening + _escape(text[start:certain])
+
+    def _find_value_start(self, text: str, at: int) -> int:
+        """Find where the value begins: after the line break that the format puts there, and the
+        text that opens a block. Raises NeedsMore."""
+        if self._syntax.key_end.endswith("\n"):
+            if at == len(text):
+                raise NeedsMore
+            at += text[at] == "\n"
+        opening = self._syntax.block_open
+        self._is_in_block = bool(opening) and text.startswith(opening, at)
+        if not self._is_in_block and opening.startswith(text[at:]) and opening:
+            raise NeedsMore
+        return at + len(opening) * self._is_in_block
 
     def _convert(self, text: str) -> str:
         """Convert a value that is not certain to be a string to JSON."""

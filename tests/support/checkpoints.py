@@ -270,6 +270,7 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         {"bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>"},
         [],
     ),
+    "minicpm5": (["<s>"], {"bos_token": "<s>", "eos_token": "<|im_end|>"}, THINK),
     "llama3_2_pythonic": (
         ["<|begin_of_text|>", "<|python_tag|>"],
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},

@@ -44,6 +44,9 @@ _FIRST = ToolCall(
     name="zqlook", arguments='{"zqa": "zqpear", "zqb": 7371, "zqc": "zqplum"}', id="zqcall001"
 )
 _SECOND = ToolCall(name="zqseek", arguments='{"zqa": "zqlime"}', id="zqcall002")
+_MARKUP = ToolCall(
+    name="zqlook", arguments=json.dumps({"zqa": "zqpear <b>\n& zqplum"}), id="zqcall001"
+)
 _TYPES = {"zqa": frozenset(["string"]), "zqb": frozenset(["integer"]), "zqc": frozenset(["string"])}
 _OBJECT_HEAD = re.compile(r'\{[^{}]*?"(?P<key>(?:tool_)?name)":\s*"zqlook"')
 _ARGUMENTS_KEY = re.compile(r'"(arguments|parameters)":\s*"?\{\\?"zqa')
@@ -85,6 +88,8 @@ def detect_format(
     one, two = (_cut_reasoning(text[start:], reasoning) if text else None for text in (one, two))
     rendered = _Rendered(one or "", two, after)
     found = rendered.find_object_calls() or rendered.find_named_calls()
+    if found is not None:
+        found = _add_block(found, _render_answer(render, _MARKUP) or "")
     return found if found is not None and rendered.confirms(found) else None
 
 
@@ -93,6 +98,23 @@ def _render_answer(render: RenderMessages, *calls: ToolCall) -> str | None:
     answer = ChatMessage(role="assistant", tool_calls=calls) if calls else _PLAIN
     text = render([_QUESTION, answer])
     return None if text is None else text.partition(_QUESTION.content)[2]
+
+
+def _add_block(found: ToolFormat, markup: str) -> ToolFormat:
+    """Add to a format of tags what it writes around a string with markup. `markup`: an answer with
+    such a string, as the template renders it."""
+    if found.named is None or not isinstance(found.named.arguments, TaggedArguments):
+        return found
+    tags, value = found.named.arguments, json.loads(_MARKUP.arguments)["zqa"]
+    before, _, after = markup.partition(value)
+    opening = before.rpartition(tags.key_end.strip())[2].strip()
+    closing = after.partition(tags.value_close.strip())[0].strip()
+    if not opening or not closing:
+        return found
+    tags = msgspec.structs.replace(tags, block_open=opening, block_close=closing)
+    return msgspec.structs.replace(
+        found, named=msgspec.structs.replace(found.named, arguments=tags)
+    )
 
 
 def _cut_reasoning(text: str, reasoning: ReasoningFormat | None) -> str:

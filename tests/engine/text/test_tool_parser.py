@@ -564,3 +564,19 @@ def test_strings_are_read_as_python_reads_them(pieces: list[str]) -> None:
 )
 def test_escapes_that_python_refuses(source: str, expected: str) -> None:
     assert read_literal(source) == expected
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("value", ["a <b> & c\n", "]]> a</param>", "<![CDATA[x]]>", "plain"])
+def test_string_in_a_block_is_read_without_it(value: str, size: int) -> None:
+    for name, is_block in (("minicpm5", True), ("qwen3_coder", False)):
+        rendered = render_calls(name, [("f", {"a": value})])
+        assert ("<![CDATA[" in rendered.replace(value, "")) == (is_block and value != "plain")
+        parser = ToolParser(family_template(name).tool_format, {"f"}, STRINGS)
+        events: list[ParsedToolEvent] = []
+        for at in range(0, len(rendered), size):
+            events += parser.push(rendered[at : at + size])
+        [(_, text, complete)] = [
+            part for part in join_deltas([*events, *parser.finish()]) if isinstance(part, tuple)
+        ]
+        assert (json.loads(text), complete) == ({"a": value}, True)
