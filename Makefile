@@ -116,6 +116,7 @@ docs: $(VENV)/ready-dev
 	$(BIN)/python -m tools.write_configuration --check
 	$(BIN)/python -m tools.write_benchmarks --check
 	$(BIN)/python -m tools.write_models --check
+	$(BIN)/python -m tools.write_tool_formats --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo "The documentation is in build/docs/index.html."
 

@@ -9,6 +9,7 @@ that the format puts there.
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -33,6 +34,29 @@ _CONSTANTS: dict[str, object] = {
     "False": False,
     "None": None,
 }
+
+
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+}
+_HEX = "[0-9a-fA-F]"
+_ESCAPED_DIGITS = re.compile(
+    rf"u(?P<pair>[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})"
+    rf"|x(?P<x>{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})|U(?P<U>00(?:0{_HEX}|10){_HEX}{{4}})"
+    r"|(?P<octal>[0-7]{1,3})"
+)
+"""The escapes of Python that name a character by its code, and the two of JSON that are a pair of
+surrogates."""
 
 
 class NeedsMore(Exception):
@@ -151,6 +175,7 @@ class TaggedReader:
         self._types: frozenset[str] | None = None
         self._is_streamed = False
         """Whether a piece of the value was returned."""
+        self._is_in_block = False
         self._count = 0
         self.has_ended = False
         self.is_broken = False
@@ -201,15 +226,12 @@ class TaggedReader:
 
     def _read_value(self, text: str, at: int, *, is_last: bool) -> tuple[int, str]:
         del is_last
-        start, piece = at, ""
-        if not self._is_streamed and self._syntax.key_end.endswith("\n"):
-            if at == len(text):
-                raise NeedsMore
-            start += text[at] == "\n"
-        end = text.find(self._value_end, start)
+        start = at if self._is_streamed else self._find_value_start(text, at)
+        closing = self._syntax.block_close if self._is_in_block else ""
+        end = text.find(closing + self._value_end, start)
         if end >= 0:
             value = text[start:end]
-            if self._syntax.value_close.startswith("\n"):
+            if self._syntax.value_close.startswith("\n") and not self._is_in_block:
                 value = value.removesuffix("\n")
             if self._types == _STRING_ALONE:
                 opening = "" if self._is_streamed else '"'
@@ -217,15 +239,29 @@ class TaggedReader:
             else:
                 piece = self._convert(value)
             self._is_in_value = False
-            return end + len(self._value_end), piece
+            return end + len(closing + self._value_end), piece
         if self._types != _STRING_ALONE:
             raise NeedsMore
-        certain = len(text) - len(self._value_end)  # a line break and the end may follow
+        # A line break and the end may follow.
+        certain = len(text) - len(closing + self._value_end)
         if certain <= start:
             raise NeedsMore
         opening = "" if self._is_streamed else '"'
         self._is_streamed = True
         return certain, opening + _escape(text[start:certain])
+
+    def _find_value_start(self, text: str, at: int) -> int:
+        """Find where the value begins: after the line break that the format puts there, and the
+        text that opens a block. Raises NeedsMore."""
+        if self._syntax.key_end.endswith("\n"):
+            if at == len(text):
+                raise NeedsMore
+            at += text[at] == "\n"
+        opening = self._syntax.block_open
+        self._is_in_block = bool(opening) and text.startswith(opening, at)
+        if not self._is_in_block and opening.startswith(text[at:]) and opening:
+            raise NeedsMore
+        return at + len(opening) * self._is_in_block
 
     def _convert(self, text: str) -> str:
         """Convert a value that is not certain to be a string to JSON."""
@@ -395,24 +431,25 @@ class _LiteralParser:
             letter = self._text[self._at]
             self._at += 1
             if letter == "\\" and len(quote) == 1:
-                letter = self._read_escape()
+                letter = self._read_escape(quote)
             parts.append(letter)
         self._at += len(quote)
         return "".join(parts)
 
-    def _read_escape(self) -> str:
-        if self._at >= len(self._text):
+    def _read_escape(self, quote: str) -> str:
+        """Read an escape after its backslash, as Python does: one that is unknown, or lacks digits,
+        keeps its backslash. `\\/` in double quotes is JSON's."""
+        letter = self._text[self._at : self._at + 1]
+        if not letter:
             raise ValueError("unfinished string")
-        letter = self._text[self._at]
+        digits = _ESCAPED_DIGITS.match(self._text, self._at)
+        if digits is not None:
+            self._at = digits.end()
+            return _decode_digits(digits)
         self._at += 1
-        if letter in "xu":
-            digits = self._text[self._at : self._at + (2 if letter == "x" else 4)]
-            self._at += len(digits)
-            code = int(digits, 16)
-            return "\ufffd" if 0xD800 <= code < 0xE000 else chr(code)
-        return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}.get(
-            letter, letter
-        )
+        if letter == "/" and quote == '"':
+            return letter
+        return _ESCAPES.get(letter, "\\" + letter)
 
     def _read_object(self) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -500,6 +537,15 @@ def _parse_number(text: str) -> int | float:
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError("not a number") from None
         return value
+
+
+def _decode_digits(found: re.Match[str]) -> str:
+    """Decode an escape of digits. Half of a surrogate pair becomes U+FFFD."""
+    if found["pair"]:
+        return json.loads(f'"\\u{found["pair"]}"')
+    base = 8 if found["octal"] else 16
+    code = int(found[str(found.lastgroup)], base)
+    return "\ufffd" if 0xD800 <= code < 0xE000 else chr(code)
 
 
 def _escape(text: str) -> str:

@@ -33,6 +33,11 @@ class TaggedArguments(msgspec.Struct, frozen=True, kw_only=True):
     tool's schema says which values are strings."""
     value_close: str
     """Text after a value."""
+    block_open: str = ""
+    """Text before a string with markup or line breaks, in formats that write such a string as a
+    block of its own, such as CDATA."""
+    block_close: str = ""
+    """Text after such a string."""
 
 
 class LiteralArguments(msgspec.Struct, frozen=True, kw_only=True):

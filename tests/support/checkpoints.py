@@ -265,6 +265,12 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
     ),
     "glm4_9b": (_GLM4_TOKENS, {"eos_token": "<|user|>"}, []),
     "glm4_0414": (_GLM4_TOKENS, {"eos_token": "<|user|>"}, []),
+    "command_r7b": (
+        ["<BOS_TOKEN>"],
+        {"bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>"},
+        [],
+    ),
+    "minicpm5": (["<s>"], {"bos_token": "<s>", "eos_token": "<|im_end|>"}, THINK),
     "llama3_2_pythonic": (
         ["<|begin_of_text|>", "<|python_tag|>"],
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},

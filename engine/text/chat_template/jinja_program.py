@@ -5,7 +5,7 @@ the 0.5 s and 30 MB that importing transformers costs.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -43,9 +43,17 @@ class JinjaProgram:
         environment = _create_environment()
         try:
             self._template = environment.from_string(source)
-            self.template_text = _collect_literals(environment, source)
+            tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"chat template: {error}") from None
+        texts = list(_iter_texts(tree))
+        self.template_text = _join(text for text, _ in texts)
+        """All text that the template itself can emit."""
+        self.tested_text = _join(text for text, is_written in texts if not is_written)
+        """The texts that the template may look for in messages: all but those it only writes."""
+        attributes = (node.attr for node in tree.find_all(nodes.Getattr))
+        self.names = frozenset((*attributes, *(text for text, _ in texts)))
+        """The keys that the template may look up."""
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -140,11 +148,17 @@ def _strftime_now(format: str) -> str:  # noqa: A002 - a template may pass it by
     return datetime.now().strftime(format)
 
 
-def _collect_literals(environment: ImmutableSandboxedEnvironment, source: str) -> str:
-    """Collect the text that the template itself can emit, as pieces separated by NUL."""
-    tree = environment.parse(source)
-    texts = {node.data for node in tree.find_all(nodes.TemplateData)}
-    for node in tree.find_all(nodes.Const):
-        if isinstance(node.value, str):
-            texts.add(node.value)
-    return "\0".join(sorted(texts))
+def _join(texts: Iterable[str]) -> str:
+    return "\0".join(sorted(set(texts)))
+
+
+def _iter_texts(node: nodes.Node, *, is_written: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the texts below a node, and whether each is written at once: alone, or joined with
+    others."""
+    if isinstance(node, nodes.TemplateData):
+        yield node.data, True
+    elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+        yield node.value, is_written
+    joins = isinstance(node, (nodes.Add, nodes.Concat)) and is_written
+    for child in node.iter_child_nodes():
+        yield from _iter_texts(child, is_written=joins or isinstance(node, nodes.Output))

@@ -1,7 +1,7 @@
 """Render messages to text with the chat template's program.
 
 Untrusted text cannot become a control token: stretches of it that look like one are marked in the
-output, and `Tokenizer.encode_marked` encodes them as plain text.
+output (see `guard`), and `Tokenizer.encode_marked` encodes them as plain text.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from continuo.engine.resident_cache import CacheSize, ResidentCache
+from continuo.engine.text.chat_template.guard import TemplateGuard
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
 from continuo.engine.text.chat_template.reasoning_probe import (
@@ -107,6 +108,7 @@ class TemplateRenderer:
         """`options` are passed to the template."""
         self._program = program
         self._tokenizer = tokenizer
+        self._guard = TemplateGuard(program, tokenizer)
         self._options = options
         self._needs_folded_system = False
         self._written_tools: ToolFormat | None = None
@@ -244,7 +246,9 @@ class TemplateRenderer:
             and self._shows_result([user, answer, result], "observation")
         ):
             self._writes_results = not self._shows_result([user, answer, result], "tool")
-        found = detect_format(self.try_render, prompt if shows_tools else "", is_token)
+        found = detect_format(
+            self.try_render, prompt if shows_tools else "", is_token, self.reasoning_format
+        )
         if not renders_calls:
             found = self._written_calls = found or HERMES
         elif found is None:
@@ -302,12 +306,13 @@ class TemplateRenderer:
                 plain.insert(0, {"role": "system", "content": ""})
             plain[0]["tools"] = self._system_tools(definitions)
             definitions = []
-        return self._program.render(
-            plain,
-            definitions,
-            add_generation_prompt=prompt,
-            options=self._options,
-        )
+
+        def render(guarded: tuple[list[dict[str, Any]], list[ToolDefinition]]) -> str:
+            return self._program.render(
+                *guarded, add_generation_prompt=prompt, options=self._options
+            )
+
+        return self._guard.render(render, (plain, definitions))
 
     def try_render(
         self,
@@ -348,15 +353,15 @@ class TemplateRenderer:
         """Convert a message to the dictionary that templates expect."""
         plain: dict[str, Any] = {
             "role": self._result_role if message.role == "tool" else message.role,
-            "content": self.mark_lookalikes(message.content),
+            "content": self._guard.mark(message.content),
         }
         if message.reasoning:
-            self._add_reasoning(plain, self.mark_lookalikes(message.reasoning))
+            self._add_reasoning(plain, self._guard.mark(message.reasoning))
         if message.tool_calls and self._written_calls is not None:
             plain["content"] = write_calls(
                 self._written_calls,
                 [
-                    (self.mark_lookalikes(call.name), self._mark_strings(_parse_arguments(call)))
+                    (self._guard.mark(call.name), self._guard.mark_values(_parse_arguments(call)))
                     for call in message.tool_calls
                 ],
                 plain["content"],
@@ -364,7 +369,7 @@ class TemplateRenderer:
         elif message.tool_calls:
             plain["tool_calls"] = [self._to_template_call(call) for call in message.tool_calls]
         if message.role == "tool" and message.tool_call_id:
-            plain["tool_call_id"] = self.mark_lookalikes(
+            plain["tool_call_id"] = self._guard.mark(
                 self._to_template_call_id(message.tool_call_id)
             )
         return plain
@@ -383,16 +388,16 @@ class TemplateRenderer:
             function = {**_WHOLE_FUNCTION, **tool["function"]}
             function["parameters"] = {**_WHOLE_PARAMETERS, **function["parameters"]}
             tool = {**tool, "function": function}
-        return cast(ToolDefinition, self._mark_strings(tool))
+        return cast(ToolDefinition, self._guard.mark_values(tool))
 
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
-        arguments = self._mark_strings(_parse_arguments(call))
+        arguments = self._guard.mark_values(_parse_arguments(call))
         if self._needs_json_arguments and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {"name": self.mark_lookalikes(call.name), "arguments": arguments}
+        function = {"name": self._guard.mark(call.name), "arguments": arguments}
         return {
             "type": "function",
-            "id": self.mark_lookalikes(self._to_template_call_id(call.id)),
+            "id": self._guard.mark(self._to_template_call_id(call.id)),
             "function": function,
         }
 
@@ -400,16 +405,6 @@ class TemplateRenderer:
         if not self._needs_short_ids or len(id) == _CALL_ID_CHARS:
             return id
         return hashlib.sha256(id.encode()).hexdigest()[:_CALL_ID_CHARS]
-
-    def _mark_strings(self, value: object) -> object:
-        if isinstance(value, str):
-            return self.mark_lookalikes(value)
-        if isinstance(value, Mapping):
-            pairs = cast(Mapping[str, object], value).items()
-            return {self.mark_lookalikes(str(key)): self._mark_strings(item) for key, item in pairs}
-        if isinstance(value, (list, tuple)):
-            return [self._mark_strings(item) for item in cast(Sequence[object], value)]
-        return value
 
 
 def _to_user_message(message: ChatMessage) -> ChatMessage:

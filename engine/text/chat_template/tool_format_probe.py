@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall
+from continuo.engine.text.output_channels import ReasoningFormat
 from continuo.engine.text.tool_arguments import JsonScanner
 from continuo.engine.text.tool_format import (
     HARMONY,
@@ -43,6 +44,9 @@ _FIRST = ToolCall(
     name="zqlook", arguments='{"zqa": "zqpear", "zqb": 7371, "zqc": "zqplum"}', id="zqcall001"
 )
 _SECOND = ToolCall(name="zqseek", arguments='{"zqa": "zqlime"}', id="zqcall002")
+_MARKUP = ToolCall(
+    name="zqlook", arguments=json.dumps({"zqa": "zqpear <b>\n& zqplum"}), id="zqcall001"
+)
 _TYPES = {"zqa": frozenset(["string"]), "zqb": frozenset(["integer"]), "zqc": frozenset(["string"])}
 _OBJECT_HEAD = re.compile(r'\{[^{}]*?"(?P<key>(?:tool_)?name)":\s*"zqlook"')
 _ARGUMENTS_KEY = re.compile(r'"(arguments|parameters)":\s*"?\{\\?"zqa')
@@ -63,10 +67,14 @@ def find_instructed_format(tool_prompt: str, is_token: Callable[[str], bool]) ->
 
 
 def detect_format(
-    render: RenderMessages, tool_prompt: str, is_token: Callable[[str], bool]
+    render: RenderMessages,
+    tool_prompt: str,
+    is_token: Callable[[str], bool],
+    reasoning: ReasoningFormat | None = None,
 ) -> ToolFormat | None:
     """Detect the syntax of calls. `tool_prompt`: what the template shows the model about a tool.
-    Returns None if the syntax is unknown."""
+    `reasoning`: the tokens around reasoning, which a template may write before calls also where
+    there is none. Returns None if the syntax is unknown."""
     one, plain = _render_answer(render, _FIRST), _render_answer(render)
     if one is None or plain is None or _FIRST.name not in one:
         return _find_unrendered(tool_prompt, is_token)
@@ -77,8 +85,11 @@ def detect_format(
         two = None
     before, _, after = plain.partition(_PLAIN.content)
     start = len(_cut_open_tag(_common_prefix(one, before)))
-    rendered = _Rendered(one[start:], two[start:] if two else None, after)
+    one, two = (_cut_reasoning(text[start:], reasoning) if text else None for text in (one, two))
+    rendered = _Rendered(one or "", two, after)
     found = rendered.find_object_calls() or rendered.find_named_calls()
+    if found is not None:
+        found = _add_block(found, _render_answer(render, _MARKUP) or "")
     return found if found is not None and rendered.confirms(found) else None
 
 
@@ -87,6 +98,31 @@ def _render_answer(render: RenderMessages, *calls: ToolCall) -> str | None:
     answer = ChatMessage(role="assistant", tool_calls=calls) if calls else _PLAIN
     text = render([_QUESTION, answer])
     return None if text is None else text.partition(_QUESTION.content)[2]
+
+
+def _add_block(found: ToolFormat, markup: str) -> ToolFormat:
+    """Add to a format of tags what it writes around a string with markup. `markup`: an answer with
+    such a string, as the template renders it."""
+    if found.named is None or not isinstance(found.named.arguments, TaggedArguments):
+        return found
+    tags, value = found.named.arguments, json.loads(_MARKUP.arguments)["zqa"]
+    before, _, after = markup.partition(value)
+    opening = before.rpartition(tags.key_end.strip())[2].strip()
+    closing = after.partition(tags.value_close.strip())[0].strip()
+    if not opening or not closing:
+        return found
+    tags = msgspec.structs.replace(tags, block_open=opening, block_close=closing)
+    return msgspec.structs.replace(
+        found, named=msgspec.structs.replace(found.named, arguments=tags)
+    )
+
+
+def _cut_reasoning(text: str, reasoning: ReasoningFormat | None) -> str:
+    """Cut the reasoning before the first call."""
+    before = text.partition(_FIRST.name)[0]
+    if reasoning is None or reasoning.end not in before:
+        return text
+    return text[before.rindex(reasoning.end) + len(reasoning.end) :]
 
 
 def _find_unrendered(tool_prompt: str, is_token: Callable[[str], bool]) -> ToolFormat | None:

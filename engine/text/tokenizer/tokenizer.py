@@ -214,6 +214,10 @@ class Tokenizer:
                 at = found.end()
             at = max(at, end)
 
+    def find_control_tokens(self, text: str) -> list[str]:
+        """Find the control tokens of marked text that are outside marks, in order."""
+        return [found[0] for found in self._iter_matches(self._trusted, text)]
+
     def find_last_border(self, text: str) -> int:
         """Return the offset after the last control token of marked text that is a reliable border,
         where text always splits cleanly into ids. Returns 0 if the text has none."""

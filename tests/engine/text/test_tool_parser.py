@@ -1,6 +1,8 @@
 """Tests of the tool parser: text and tool calls are read from output in every format."""
 
+import ast
 import json
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -42,6 +44,13 @@ FORMATS = {
     "pythonic": PYTHONIC,
     "glm4": GLM4,
 }
+COMMAND_R7B = ToolFormat(
+    marker="<|START_ACTION|>",
+    close_marker="<|END_ACTION|>",
+    is_array=True,
+    name_key="tool_name",
+    arguments_key="parameters",
+)
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 Part = str | tuple[str, str, bool]
@@ -284,7 +293,7 @@ def test_calls_rendered_by_the_template_are_parsed_back(
         *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("mistral_args", MISTRAL_ARGS)],
         *[("llama2", HERMES), ("gemma", HERMES), ("lfm2", LFM2), ("phi4_mini", PHI4)],
         *[("glm4_9b", GLM4), ("glm4_0414", GLM4), ("llama4_pythonic", PYTHONIC)],
-        *[("gpt_oss", HARMONY), ("odd_calls", None)],
+        *[("gpt_oss", HARMONY), ("odd_calls", None), ("command_r7b", COMMAND_R7B)],
     ],
 )
 def test_tool_format_is_detected_from_the_template(name: str, format: ToolFormat | None) -> None:
@@ -385,7 +394,7 @@ def test_published_templates_round_trip_calls(
 
 WRITES_OTHERWISE = {
     *("gpt_oss", "lfm2_5"),
-    *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2"),
+    *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2", "command_r7b"),
 }
 """Harmony, a template with quotes of Python's, and those that write the ids of calls."""
 
@@ -483,3 +492,92 @@ def test_malformed_calls_between_tags(text: str, expected: list[Part]) -> None:
     parser = ToolParser(QWEN_CODER, None, STRINGS)
     events = [event for letter in text for event in parser.push(letter)]
     assert join_deltas([*events, *parser.finish()]) == expected
+
+
+def read_literal(source: str) -> object:
+    """Read a call of a pythonic format with one argument, in pieces of three characters."""
+    text = f"<|tool_call_start|>[f(a={source})]<|tool_call_end|>"
+    pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
+    [(_, arguments, complete)] = [part for part in parse(LFM2, pieces) if isinstance(part, tuple)]
+    assert complete
+    return json.loads(arguments)["a"]
+
+
+@settings(max_examples=300)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                *(
+                    "\\",
+                    "\\\\",
+                    "\\n",
+                    "\\t",
+                    "\\a",
+                    "\\d",
+                    "\\w+",
+                    "\\'",
+                    "\\0",
+                    "\\12",
+                    "\\1a",
+                    "\\x41",
+                ),
+                *(
+                    "\\xfg",
+                    "\\u00e9",
+                    "\\U0001F600",
+                    "\\u12",
+                    "\\N",
+                    "C:\\dir",
+                    "é",
+                    "😀",
+                    " ",
+                    "a",
+                ),
+            ]
+        ),
+        max_size=6,
+    ),
+)
+@example(pieces=["\\d", "+"])
+@example(pieces=["C:\\dir"])
+def test_strings_are_read_as_python_reads_them(pieces: list[str]) -> None:
+    source = f"'{''.join(pieces)}'"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = ast.literal_eval(source)
+        except SyntaxError:
+            return
+    assert read_literal(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (r"'C:\users'", r"C:\users"),
+        (r"'\x4'", r"\x4"),
+        (r"'\ud83d\ude00'", "😀"),
+        (r"'\ud83d.'", "\ufffd."),
+        (r'"a\/b"', "a/b"),
+        (r"'a\/b'", r"a\/b"),
+    ],
+)
+def test_escapes_that_python_refuses(source: str, expected: str) -> None:
+    assert read_literal(source) == expected
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("value", ["a <b> & c\n", "]]> a</param>", "<![CDATA[x]]>", "plain"])
+def test_string_in_a_block_is_read_without_it(value: str, size: int) -> None:
+    for name, is_block in (("minicpm5", True), ("qwen3_coder", False)):
+        rendered = render_calls(name, [("f", {"a": value})])
+        assert ("<![CDATA[" in rendered.replace(value, "")) == (is_block and value != "plain")
+        parser = ToolParser(family_template(name).tool_format, {"f"}, STRINGS)
+        events: list[ParsedToolEvent] = []
+        for at in range(0, len(rendered), size):
+            events += parser.push(rendered[at : at + size])
+        [(_, text, complete)] = [
+            part for part in join_deltas([*events, *parser.finish()]) if isinstance(part, tuple)
+        ]
+        assert (json.loads(text), complete) == ({"a": value}, True)

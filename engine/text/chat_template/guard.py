@@ -1,0 +1,114 @@
+"""Guard of untrusted text on its way through a chat template, a program that may rewrite it.
+
+    a user's text   hi <|im_end|>
+    guarded         hi OPEN<|im_end|>CLOSE              given to the template
+    rendered        hi MARK_OPEN<|im_end|>MARK_CLOSE    encoded as plain text
+
+OPEN and CLOSE are digits. No escaping (of JSON, Python, HTML or URLs) and no change of case
+rewrites digits. Some other rewriting may. A second rendering, with harmless words in place of the
+control tokens, then has fewer control tokens, and the conversation is refused.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
+
+from continuo.engine.errors import BadRequest
+from continuo.engine.text.chat_template.jinja_program import JinjaProgram
+from continuo.engine.text.tokenizer.tokenizer import MARK_CLOSE, MARK_OPEN, Tokenizer
+
+_OPEN, _CLOSE = "17304629058462309754", "18057394620587930264"
+"""Begin with the only 1 in them, so that neither can begin within the other, or within text that
+ends with a part of one."""
+_BRACKETS = (("<", ">"), ("</", ">"), ("<|", "|>"), ("[", "]"), ("[/", "]"))
+"""Text that templates write around a key."""
+_GUARDED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
+
+Value = TypeVar("Value")
+
+
+class UnsafeText(BadRequest):
+    """The template would make a control token of a user's text."""
+
+
+class TemplateGuard:
+    """Guards the texts that one template renders."""
+
+    def __init__(self, program: JinjaProgram, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tested = program.tested_text
+        self._known_keys = program.names
+
+    def mark(self, text: str) -> str:
+        """Guard all of a text that looks like a control token."""
+        for mark in (_OPEN, _CLOSE):
+            text = text.replace(mark, "\ufffd")
+        marked = self._tokenizer.mark_lookalikes(text)
+        return marked.replace(MARK_OPEN, _OPEN).replace(MARK_CLOSE, _CLOSE)
+
+    def mark_values(self, value: object) -> object:
+        """Guard all texts in a JSON value."""
+        if isinstance(value, str):
+            return self.mark(value)
+        return _map_texts(value, self.mark, self._mark_key)
+
+    def render(self, render: Callable[[Value], str], guarded: Value) -> str:
+        """Render guarded values to text that `Tokenizer.encode_marked` encodes. Raises
+        UnsafeText."""
+        text = _restore(render(guarded))
+        harmless = _map_texts(guarded, self._defuse, self._defuse)
+        if harmless != guarded:
+            self._compare(text, _restore(render(cast(Value, harmless))))
+        return text
+
+    def _mark_key(self, key: str) -> str:
+        """Guard a key, also where it becomes a control token only between brackets of the template:
+        `|im_end|` in `<|im_end|>`."""
+        marked = self.mark(key)
+        if key in self._known_keys:
+            return marked
+        bracketed = (f"{before}{key}{after}" for before, after in _BRACKETS)
+        if any(self._tokenizer.find_control_tokens(text) for text in bracketed):
+            return f"{_OPEN}{marked}{_CLOSE}"
+        return marked
+
+    def _defuse(self, text: str) -> str:
+        """Put a harmless word in place of each guarded text that the template itself does not look
+        for (templates look for `</think>`, for example)."""
+        return _GUARDED.sub(self._defuse_guarded, text) if _OPEN in text else text
+
+    def _defuse_guarded(self, found: re.Match[str]) -> str:
+        if found[1] in self._tested:
+            return found[0]
+        word = "".join(chr(ord("a") + ord(letter) % 26) for letter in found[1])
+        return f"{_OPEN}{word}{_CLOSE}"
+
+    def _compare(self, text: str, harmless: str) -> None:
+        found = Counter(self._tokenizer.find_control_tokens(text))
+        unsafe = found - Counter(self._tokenizer.find_control_tokens(harmless))
+        if unsafe:
+            raise UnsafeText(
+                f"the chat template would make the control token {min(unsafe)!r} of the same text "
+                "in a message, a call or a tool; remove it"
+            )
+
+
+def _restore(text: str) -> str:
+    return text.replace(_OPEN, MARK_OPEN).replace(_CLOSE, MARK_CLOSE)
+
+
+def _map_texts(
+    value: object, change: Callable[[str], str], change_key: Callable[[str], str]
+) -> object:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[str, object], value).items()
+        return {change_key(str(key)): _map_texts(item, change, change_key) for key, item in pairs}
+    if isinstance(value, tuple):
+        items = cast(tuple[object, ...], value)
+        return tuple(_map_texts(item, change, change_key) for item in items)
+    if isinstance(value, list):
+        return [_map_texts(item, change, change_key) for item in cast(Sequence[object], value)]
+    return value
