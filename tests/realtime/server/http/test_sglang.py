@@ -112,21 +112,42 @@ async def test_offset_cuts_the_history(api: Api, offset: int) -> None:
     assert cut["meta_info"]["prompt_tokens"] == len(history + CHUNKS[1])
 
 
-async def test_replaced_turn_and_its_continuations_are_gone(api: Api) -> None:
+@pytest.mark.parametrize("cut", [{}, {"offset": 3}, {"offset": -1}, {"drop_previous_output": True}])
+async def test_replace_continues_after_a_turn_and_discards_what_did(
+    api: Api, cut: dict[str, Any]
+) -> None:
     session = await api.open()
     first = await api.turn(session, CHUNKS[0])
-    root = first["meta_info"]["id"]
-    second = await api.turn(session, CHUNKS[1], rid=root)
-    replaced = second["meta_info"]["id"]
-    third = await api.turn(session, CHUNKS[2], rid=replaced, replace=True)
-    base = CHUNKS[0] + first["output_ids"]
-    assert third["output_ids"] == await api.fresh(base + CHUNKS[2])
-    status, reply = await api.try_generate([1], session_params={"id": session, "rid": replaced})
-    assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    root, history = first["meta_info"]["id"], CHUNKS[0] + first["output_ids"]
+    kept = CHUNKS[0] if "drop_previous_output" in cut else history[: cut.get("offset")]
+    child = (await api.turn(session, CHUNKS[1], rid=root, **cut))["meta_info"]["id"]
+    grandchild = (await api.turn(session, [20], rid=child, **cut))["meta_info"]["id"]
+    third = await api.turn(session, CHUNKS[2], rid=root, replace=True, **cut)
+    assert third["output_ids"] == await api.fresh(kept + CHUNKS[2])
+    assert third["meta_info"]["prompt_tokens"] == len(kept + CHUNKS[2])
+    for gone in (child, grandchild):
+        status, reply = await api.try_generate([1], session_params={"id": session, "rid": gone})
+        assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    again = await api.turn(session, [21], rid=root)
+    assert again["output_ids"] == await api.fresh([*history, 21]), "the turn itself stays"
+
+
+async def test_replace_without_a_turn_discards_all_turns(api: Api) -> None:
+    session = await api.open()
+    root = (await api.turn(session, CHUNKS[0]))["meta_info"]["id"]
     cleared = await api.turn(session, CHUNKS[3], replace=True)
     assert cleared["output_ids"] == await api.fresh(CHUNKS[3])
     status, _ = await api.try_generate([1], session_params={"id": session, "rid": root})
-    assert status == 400, "without rid, all turns are discarded"
+    assert status == 400
+
+
+async def test_rid_of_a_discarded_turn_is_free(api: Api) -> None:
+    session = await api.open()
+    root = (await api.turn(session, CHUNKS[0]))["meta_info"]["id"]
+    for chunk in CHUNKS[1:]:
+        params = {"id": session, "rid": root, "replace": True}
+        reply = await api.generate(chunk, rid="mine", session_params=params)
+        assert reply["meta_info"]["id"] == "mine"
 
 
 async def test_previous_output_is_dropped(api: Api) -> None:
