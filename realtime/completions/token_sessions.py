@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import msgspec
 
@@ -30,8 +30,9 @@ _SCHEMA = "sampling_params.json_schema"
 class TurnPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Position in a session at which a turn begins.
 
-    `after`: id of a finished turn of a regular session; None: a new root. `offset`, unless None or
-    0: cut the history to its first `offset` ids; a negative one counts from its end.
+    `after`: id of a finished turn of a regular session; None: a new root. `drop_previous_output`:
+    leave out its output. `offset`, unless None or 0: cut the rest of the history to its first
+    `offset` ids; a negative `offset` cuts that many ids off its end.
     """
 
     after: str | None = None
@@ -49,14 +50,22 @@ class _Options(TypedDict, total=False):
     offset: int
 
 
+class FinishedTurn(NamedTuple):
+    """A turn that others can continue. `prompt_tokens`, `length`: of the log when the turn began,
+    and at its end."""
+
+    prompt_tokens: int
+    length: int
+
+
 class TokenSession:
     """A token session of this process."""
 
     def __init__(self, engine_id: str, *, is_streaming: bool) -> None:
         self.engine_id = engine_id
         self.is_streaming = is_streaming
-        self.lengths: dict[str, int] = {}
-        """Length of the log at the end of each finished turn, by turn id."""
+        self.finished: dict[str, FinishedTurn] = {}
+        """The finished turns of a regular session, by turn id."""
         self.length = 0
         """Length of the log."""
         self.current: str | None = None
@@ -238,7 +247,8 @@ class TokenSessions:
             raise
 
     def _resolve(self, record: TokenSession, position: TurnPosition) -> TurnPosition:
-        """Check where a turn begins, and count a negative offset from the start. Raises Refusal."""
+        """Return where a turn begins, which is at the end of a streaming session. Raises
+        Refusal."""
         if record.is_streaming:
             for field in ("replace", "drop_previous_output", "offset"):
                 if getattr(position, field):
@@ -248,29 +258,23 @@ class TokenSessions:
                         param=f"session_params.{field}",
                     )
             return TurnPosition()
-        if position.after is None:
-            return msgspec.structs.replace(position, offset=0)
-        if position.after not in record.lengths:
+        if position.after is not None and position.after not in record.finished:
             raise Refusal(
                 f"The session has no finished turn with the id '{position.after}'.",
                 code="invalid_value",
                 param="session_params.rid",
             )
-        offset = position.offset or 0
-        if offset < 0:
-            offset += record.lengths[position.after]
-            if offset <= 0:
-                return msgspec.structs.replace(position, after=None, offset=0)
-        return msgspec.structs.replace(position, offset=offset)
+        return position
 
     def _history_length(self, record: TokenSession, position: TurnPosition) -> int:
-        """Return an upper bound on the length of the history that an append continues."""
+        """Return the length of the history that an append continues."""
         if record.is_streaming:
             return record.length
         if position.after is None:
             return 0
-        length = record.lengths[position.after]
-        return min(length, position.offset) if position.offset else length
+        past = record.finished[position.after]
+        length = past.prompt_tokens if position.drop_previous_output else past.length
+        return len(range(length)[: position.offset or None])
 
     async def _follow(
         self, tenant: str, turn_id: str, turn: TokenTurn
@@ -303,7 +307,7 @@ class TokenSessions:
             if ended is not None and ended.reason in ("stop", "length"):
                 record.length = ended.length
                 if not record.is_streaming:
-                    record.lengths[turn_id] = ended.length
+                    record.finished[turn_id] = FinishedTurn(ended.prompt_tokens, ended.length)
             else:
                 with contextlib.suppress(EngineError):
                     await self._engine.rewind(record.engine_id, before)

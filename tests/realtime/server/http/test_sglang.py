@@ -112,7 +112,9 @@ async def test_offset_cuts_the_history(api: Api, offset: int) -> None:
     assert cut["meta_info"]["prompt_tokens"] == len(history + CHUNKS[1])
 
 
-@pytest.mark.parametrize("cut", [{}, {"offset": 3}, {"offset": -1}, {"drop_previous_output": True}])
+@pytest.mark.parametrize(
+    "cut", [{}, {"offset": 3}, {"offset": -1}, {"offset": -100}, {"drop_previous_output": True}]
+)
 async def test_replace_continues_after_a_turn_and_discards_what_did(
     api: Api, cut: dict[str, Any]
 ) -> None:
@@ -158,6 +160,30 @@ async def test_previous_output_is_dropped(api: Api) -> None:
     )
     assert second["output_ids"] == await api.fresh(CHUNKS[0] + CHUNKS[1])
     assert second["meta_info"]["prompt_tokens"] == len(CHUNKS[0] + CHUNKS[1])
+
+
+@pytest.mark.parametrize("offset", [2, 7, 100, -2, -4, -7, -8, -100])
+async def test_offset_counts_what_a_dropped_output_leaves(api: Api, offset: int) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root, history = first["meta_info"]["id"], CHUNKS[0] + first["output_ids"]
+    second = (await api.turn(session, CHUNKS[1], rid=root))["meta_info"]["id"]
+    kept = (history + CHUNKS[1])[:offset]
+    cut = await api.turn(session, CHUNKS[2], rid=second, offset=offset, drop_previous_output=True)
+    assert cut["output_ids"] == await api.fresh(kept + CHUNKS[2])
+    assert cut["meta_info"]["prompt_tokens"] == len(kept + CHUNKS[2])
+
+
+async def test_context_has_room_for_what_a_cut_leaves(api: Api) -> None:
+    session = await api.open()
+    first = await api.turn(session, [5] * 390)
+    params = {"id": session, "rid": first["meta_info"]["id"], "offset": -380}
+    reply = await api.generate([6] * 300, session_params=params)
+    assert reply["meta_info"]["prompt_tokens"] == 316
+    params |= {"drop_previous_output": True, "offset": -90}
+    status, reply = await api.try_generate([6] * 100, session_params=params)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await api.try_generate([6] * 90, session_params=params))[0] == 200
 
 
 @pytest.mark.parametrize(
