@@ -75,11 +75,11 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
     ids and makes them firm. The common prefix of the new ids and the old span keeps its KV.
 
     The other fields are for regular sessions and choose the log to append to. `after`: id of a
-    finished turn; the log at its end instead of the current log. `replace`: discard the turn
-    `after` and all turns that continue from it, and append at the end of the turn before it
-    (without `after`: discard everything). `drop_previous_output`: remove the output of the last
-    turn, as far as the output is still in the log, and keep ids appended after it. `offset`, unless
-    0: cut the log to its first `offset` ids before appending.
+    finished turn; the log at its end instead of the current log. `replace`: discard the turns that
+    continue `after` (without `after`: all turns, and the log). `drop_previous_output`: remove the
+    output of the last turn, as far as the output is still in the log, and keep ids appended after
+    it. `offset`, unless 0: cut what is left to its first `offset` ids before appending; a negative
+    `offset` cuts that many ids off its end.
     """
 
     session: str

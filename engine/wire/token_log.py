@@ -100,6 +100,8 @@ class TokenLog:
             raise BadRequest(f"to is {to}; it must be from 0 to {self.length}", field="to")
         span = self.take_provisional()
         self.truncate(to)
+        if self.turn_tree is not None:
+            self.turn_tree.continue_tip()
         self.put_provisional(span)
         return to
 

@@ -3,6 +3,7 @@
     root ── t1 ── t2 ── t3          each node keeps the ids from its parent's end to its own end;
               └── t4                a whole log is assembled only when an append branches off
 
+A turn continues the turn that its prompt was appended to, even if the append cut ids off that turn.
 When a rewind cuts the output of a turn, the current log continues from a copy of that turn with the
 remaining ids; appends can still branch from the end of the whole turn. A streaming session has no
 turn tree, because it is append-only.
@@ -23,7 +24,7 @@ FINISHED_IDS_MAX = 1 << 20
 class FinishedTurn:
     """Node of the tree. Immutable, so that forked trees can share nodes."""
 
-    __slots__ = ("ids", "length", "parent", "prompt_tokens", "turn_id")
+    __slots__ = ("continues", "ids", "length", "parent", "prompt_tokens", "turn_id")
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class FinishedTurn:
         ids: "array[int]",
         prompt_tokens: int,
         length: int,
+        continues: str | None,
     ) -> None:
         """Args:
         turn_id: id by which an append branches from this turn.
@@ -39,22 +41,25 @@ class FinishedTurn:
         ids: the ids of the log from the end of `parent` to the end of this turn; never changed.
         prompt_tokens: length of the log when the turn began.
         length: length of the log when the turn ended.
+        continues: id of the turn that it continues; None: it began a new log.
         """
         self.turn_id = turn_id
         self.parent = parent
         self.ids = ids
         self.prompt_tokens = prompt_tokens
         self.length = length
+        self.continues = continues
 
 
 class AppendBase(NamedTuple):
     """The log that an append extends: the current log of a regular session, or one that the
-    append's options choose. `ids`: its content; `tip`: its last finished turn; `replaced`: the
-    finished turns that the append discards."""
+    append's options choose. `ids`: its content; `tip`: its last finished turn; `continued`: id of
+    the turn that the append continues; `replaced`: ids of the finished turns that it discards."""
 
     ids: "array[int]"
     tip: FinishedTurn | None
-    replaced: list[FinishedTurn]
+    continued: str | None
+    replaced: set[str]
 
 
 class TurnTree:
@@ -62,6 +67,8 @@ class TurnTree:
         self._finished: dict[str, FinishedTurn] = {}
         self._tip: FinishedTurn | None = None
         """The last finished turn of the current log."""
+        self._continued: str | None = None
+        """Id of the turn that the next one continues; None: it begins a new log."""
         self._ids = 0
         """Total ids of `_finished`."""
 
@@ -69,7 +76,10 @@ class TurnTree:
         """Add a turn that has ended; `ids` is the whole log at its end, `prompt_tokens` the length
         of the log when the turn began."""
         start = self._tip.length if self._tip else 0
-        self._tip = FinishedTurn(turn, self._tip, ids[start:], prompt_tokens, len(ids))
+        self._tip = FinishedTurn(
+            turn, self._tip, ids[start:], prompt_tokens, len(ids), self._continued
+        )
+        self._continued = turn
         self._add(self._tip)
         while len(self._finished) > 1 and (
             len(self._finished) > FINISHED_TURNS_MAX or self._ids > FINISHED_IDS_MAX
@@ -95,11 +105,16 @@ class TurnTree:
         """Update the tree after the current log has been cut to its first `to` ids."""
         self._tip = _truncate(self._tip, to)
 
+    def continue_tip(self) -> None:
+        """Let the next turn continue the last turn of the current log, which was rewound."""
+        self._continued = _id_of(self._tip)
+
     def fork(self, at: int) -> "TurnTree":
         """Return the tree of a session forked from the first `at` ids of the current log: the turns
         that finished within them."""
         child = TurnTree()
         child._tip = _truncate(self._tip, at)
+        child.continue_tip()
         for past in _ancestry(child._tip):
             if self._finished.get(past.turn_id) is past:
                 child._add(past)
@@ -121,28 +136,35 @@ class TurnTree:
         has it; ids appended after that output stay. The tree does not change until `apply_base`.
         Raises BadRequest if `after` is not a finished turn of this session.
         """
-        past = self._tip if after is None else self._find(after)
-        replaced: list[FinishedTurn] = []
-        if replace:
-            replaced = [
-                x for x in self._finished.values() if after is None or past in list(_ancestry(x))
-            ]
-            past = None if past is None or after is None else past.parent
+        past, continued = self._tip, self._continued
         if replace or after is not None:
+            past, continued = None if after is None else self._find(after), after
             ids = _join_ids(past)
+        replaced = self._find_continuations(after) if replace else set[str]()
         if drop_previous_output and past is not None:
             ids = ids[: past.prompt_tokens] + ids[past.length :]
             past = _truncate(past, past.prompt_tokens)
         if offset:
             ids = ids[:offset]
-        return AppendBase(ids, _truncate(past, len(ids)), replaced)
+        return AppendBase(ids, _truncate(past, len(ids)), continued, replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
         """Continue from an earlier turn: `base.tip` becomes the last finished turn of the session,
         and the turns that an append discards (`base.replaced`) are deleted."""
-        for past in base.replaced:
-            self._remove(past.turn_id)
-        self._tip = base.tip
+        for turn in base.replaced:
+            self._remove(turn)
+        self._tip, self._continued = base.tip, base.continued
+
+    def _find_continuations(self, turn: str | None) -> set[str]:
+        """Return the ids of the turns that continue `turn`, or one of its continuations. None:
+        all turns. A turn is recorded after the turn that it continues."""
+        if turn is None:
+            return set(self._finished)
+        found: set[str] = set()
+        for past in self._finished.values():
+            if past.turn_id == turn or past.continues in found:
+                found.add(past.turn_id)
+        return found - {turn}
 
     def _find(self, turn: str) -> FinishedTurn:
         past = self._finished.get(turn)
@@ -177,7 +199,13 @@ def _truncate(turn: FinishedTurn | None, to: int) -> FinishedTurn | None:
     if turn is None or turn.length <= to:
         return turn
     start = turn.parent.length if turn.parent else 0
-    return FinishedTurn(turn.turn_id, turn.parent, turn.ids[: to - start], turn.prompt_tokens, to)
+    return FinishedTurn(
+        turn.turn_id, turn.parent, turn.ids[: to - start], turn.prompt_tokens, to, turn.continues
+    )
+
+
+def _id_of(turn: FinishedTurn | None) -> str | None:
+    return None if turn is None else turn.turn_id
 
 
 def _ancestry(turn: FinishedTurn | None) -> Iterator[FinishedTurn]:

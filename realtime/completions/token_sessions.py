@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import msgspec
 
 from continuo.engine import EngineError, OutputChunk, Sampling, TurnStream
-from continuo.realtime.completions.token_turns import RawPrompt, TokenTurn, TokenTurns
+from continuo.realtime.completions.token_turns import RawPrompt, TokenTurns
+from continuo.realtime.completions.turn_register import TokenTurn
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.error_mapping import map_engine_error
 from continuo.realtime.ids import generate_id
@@ -30,8 +30,9 @@ _SCHEMA = "sampling_params.json_schema"
 class TurnPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Position in a session at which a turn begins.
 
-    `after`: id of a finished turn of a regular session; None: a new root. `offset`, unless None or
-    0: cut the history to its first `offset` ids; a negative one counts from its end.
+    `after`: id of a finished turn of a regular session; None: a new root. `drop_previous_output`:
+    leave out its output. `offset`, unless None or 0: cut the rest of the history to its first
+    `offset` ids; a negative `offset` cuts that many ids off its end.
     """
 
     after: str | None = None
@@ -49,19 +50,34 @@ class _Options(TypedDict, total=False):
     offset: int
 
 
+class FinishedTurn(NamedTuple):
+    """A turn that others can continue. `prompt_tokens`, `length`: of the log when the turn began,
+    and at its end. `after`: the turn that it continues."""
+
+    prompt_tokens: int
+    length: int
+    after: str | None
+
+
 class TokenSession:
     """A token session of this process."""
 
     def __init__(self, engine_id: str, *, is_streaming: bool) -> None:
         self.engine_id = engine_id
         self.is_streaming = is_streaming
-        self.lengths: dict[str, int] = {}
-        """Length of the log at the end of each finished turn, by turn id."""
+        self.finished: dict[str, FinishedTurn] = {}
+        """The finished turns of a regular session, by turn id."""
         self.length = 0
         """Length of the log."""
-        self.current: str | None = None
-        """Id of the turn that runs or waits; None: none."""
-        self.lock = asyncio.Lock()
+
+    def find_continuations(self, turn_id: str | None) -> set[str]:
+        """Return the ids of the finished turns that continue a turn, or one of its continuations.
+        None: all. A turn is recorded after the turn that it continues."""
+        found = {turn_id}
+        for name, past in self.finished.items():
+            if turn_id is None or past.after in found:
+                found.add(name)
+        return {name for name in found if name is not None and name != turn_id}
 
 
 class TokenSessions:
@@ -71,8 +87,6 @@ class TokenSessions:
         self._turns = turns
         self._engine = turns.engine
         self._sessions: dict[tuple[str, str], TokenSession] = {}
-        self._running: dict[tuple[str, str], TokenTurn] = {}
-        """Turns that run or wait, by tenant and turn id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(
@@ -113,18 +127,20 @@ class TokenSessions:
         return Counter(tenant for tenant, _ in self._sessions)
 
     async def close(self, tenant: str, session_id: str) -> bool:
-        """Close a session, and abort its turn, if any. Returns False if it is unknown."""
+        """Close a session, and abort its turns. Returns False if it is unknown."""
         record = self._sessions.pop((tenant, session_id), None)
         if record is None:
             return False
+        for turn in self._turns.register.in_session(record):
+            await self._turns.cancel(turn, discard_output=True)
         with contextlib.suppress(EngineError):
             await self._engine.close(record.engine_id)
         return True
 
     async def abort(self, tenant: str, turn_id: str | None) -> None:
-        """Abort a turn, or all turns of the tenant (None)."""
-        for (owner, name), turn in list(self._running.items()):
-            if owner == tenant and turn_id in (None, name):
+        """Abort a turn, or all turns of the tenant that have an id (None)."""
+        for turn in self._turns.register.of_tenant(tenant):
+            if turn.name is not None and turn_id in (None, turn.name):
                 await self._turns.cancel(turn, discard_output=True)
 
     def close_tenant(self, tenant: str) -> None:
@@ -141,14 +157,15 @@ class TokenSessions:
 
     async def generate(
         self, tenant: str, turn_id: str, prompt: RawPrompt, param: str, sampling: Sampling
-    ) -> tuple[TokenTurn, AsyncGenerator[OutputChunk, None]]:
-        """Start a turn without a session. Returns it, and its output. Raises Refusal."""
-        await self._turns.check_schema(sampling, tenant, _SCHEMA)
-        ids = await self._turns.encode(prompt, tenant, param)
-        if not ids:
-            raise _empty_input()
-        turn = await self._turns.complete(ids, sampling, tenant, param)
-        return turn, self._follow(tenant, turn_id, turn)
+    ) -> TokenTurn:
+        """Start a turn without a session, and return it; `read` has its output. Raises Refusal."""
+        turn = self._turns.arrive(tenant, sampling, turn_id)
+        async with self._closing_if_refused(turn):
+            ids = await self._encode(turn, prompt, param)
+            if not ids:
+                raise _empty_input()
+            await self._turns.complete(turn, ids, sampling, param)
+        return turn
 
     async def generate_in_session(
         self,
@@ -159,86 +176,126 @@ class TokenSessions:
         prompt: RawPrompt,
         param: str,
         sampling: Sampling,
-    ) -> tuple[TokenTurn, AsyncGenerator[OutputChunk, None]]:
-        """Append a prompt to a session and start a turn. Returns it, and its output. Raises
+    ) -> TokenTurn:
+        """Append a prompt to a session, start a turn and return it; `read` has its output. Raises
         Refusal; then the session is unchanged."""
         record = self._sessions.get((tenant, session_id))
         if record is None:
             raise _unknown_session(session_id)
-        if record.current is not None and (record.is_streaming or record.current == position.after):
+        self._check_busy(record, position)
+        turn = self._turns.arrive(tenant, sampling, turn_id, record, position.after)
+        async with self._closing_if_refused(turn):
+            ids = await self._encode(turn, prompt, param)
+            position = self._resolve(record, position)
+            history = self._history_length(record, position)
+            bos = self._engine.text.bos_ids
+            if history and bos and tuple(ids[: len(bos)]) == bos:
+                ids = ids[len(bos) :]
+            if not history and not ids:
+                raise _empty_input()
+            bounded = self._turns.bound_sampling(sampling, history + len(ids), param)
+            if position.replace:
+                await self._abort_continuations(record, turn)
+
+            async def start(traceparent: str) -> TurnStream:
+                if self._sessions.get((tenant, session_id)) is not record:
+                    raise _unknown_session(session_id)
+                try:
+                    return await self._start(
+                        record, turn, turn_id, position, ids, bounded, traceparent
+                    )
+                except EngineError as error:
+                    if error.code in ("unknown_session", "engine_lost"):
+                        self._sessions.pop((tenant, session_id), None)
+                        raise _unknown_session(session_id) from error
+                    raise _map_error(error, param) from error
+
+            await self._turns.begin(turn, bounded, start)
+        return turn
+
+    def read(self, turn: TokenTurn) -> AsyncGenerator[OutputChunk, None]:
+        """Yield the output of a turn, which starts here if it had to wait. Raises Refusal."""
+        return self._turns.read(turn)
+
+    @contextlib.asynccontextmanager
+    async def _closing_if_refused(self, turn: TokenTurn) -> AsyncGenerator[None]:
+        """Close a turn that arrived and did not begin."""
+        try:
+            yield
+        except BaseException:
+            await self._turns.close(turn)
+            raise
+
+    async def _encode(self, turn: TokenTurn, prompt: RawPrompt, param: str) -> list[int]:
+        await self._turns.check_schema(turn.sampling, turn.tenant, _SCHEMA)
+        return await self._turns.encode(prompt, turn.tenant, param)
+
+    def _check_busy(self, record: TokenSession, position: TurnPosition) -> None:
+        """Check that the turn to continue has ended. Raises Refusal."""
+        turns = self._turns.register.in_session(record)
+        if any(record.is_streaming or turn.name == position.after for turn in turns):
             raise Refusal(
                 "The session has a turn that has not finished.", code="session_busy", param="rid"
             )
-        await self._turns.check_schema(sampling, tenant, _SCHEMA)
-        ids = await self._turns.encode(prompt, tenant, param)
-        before = 0
 
-        async def start(traceparent: str) -> TurnStream:
-            nonlocal before
-            if self._sessions.get((tenant, session_id)) is not record:
-                raise _unknown_session(session_id)
-            try:
-                stream, before = await self._start(
-                    record, turn_id, position, ids, param, sampling, traceparent
-                )
-            except EngineError as error:
-                if error.code in ("unknown_session", "engine_lost"):
-                    self._sessions.pop((tenant, session_id), None)
-                    raise _unknown_session(session_id) from error
-                raise _map_error(error, param) from error
-            return stream
-
-        await record.lock.acquire()
-        try:
-            record.current = turn_id
-            turn = await self._turns.enter(tenant, sampling, start)
-            await self._turns.start(turn)
-            if turn.stream is None:
-                await self._turns.close(turn)
-                raise _unknown_session(session_id)
-        except BaseException:
-            record.current = None
-            record.lock.release()
-            raise
-        return turn, self._follow_session(tenant, turn_id, turn, record, before)
+    async def _abort_continuations(self, record: TokenSession, turn: TokenTurn) -> None:
+        """Abort the earlier turns that have not ended and that `turn`, which replaces, discards."""
+        discarded = {turn.after, *record.find_continuations(turn.after)}
+        for other in self._turns.register.in_session(record):
+            if other is turn:
+                return
+            if turn.after is None or other.after in discarded:
+                await self._turns.cancel(other, discard_output=True)
 
     async def _start(
         self,
         record: TokenSession,
+        turn: TokenTurn,
         turn_id: str,
         position: TurnPosition,
         ids: Sequence[int],
-        param: str,
         sampling: Sampling,
         traceparent: str,
-    ) -> tuple[TurnStream, int]:
-        """Append `ids` and start the turn. Returns it, and the length of the log before the
-        append, to which an abort rolls back. Raises Refusal and EngineError."""
-        position = self._resolve(record, position)
-        history = self._history_length(record, position)
-        bos = self._engine.text.bos_ids
-        if history and bos and tuple(ids[: len(bos)]) == bos:
-            ids = ids[len(bos) :]
-        if not history and not ids:
-            raise _empty_input()
-        bounded = self._turns.bound_sampling(sampling, history + len(ids), param)
+    ) -> TurnStream:
+        """Append `ids` and start the turn. Raises EngineError."""
         if not record.is_streaming and position.after is None and not position.replace:
             await self._engine.rewind(record.engine_id, 0)
         append = _append_options(record, position)
         length = await self._engine.append(record.engine_id, ids, **append)
+        if position.replace:
+            for name in record.find_continuations(position.after):
+                del record.finished[name]
         before = length - len(ids)
         try:
             stream = await self._engine.generate(
-                record.engine_id, bounded, turn_id, traceparent=traceparent
+                record.engine_id, sampling, turn_id, traceparent=traceparent
             )
-            return stream, before
         except EngineError:
             with contextlib.suppress(EngineError):
                 await self._engine.rewind(record.engine_id, before)
             raise
+        turn.settle = lambda: self._settle(record, turn, turn_id, before)
+        return stream
+
+    async def _settle(
+        self, record: TokenSession, turn: TokenTurn, turn_id: str, before: int
+    ) -> None:
+        """Record a turn that has ended, or roll it back if it was aborted. `before`: length of the
+        log before its append."""
+        ended = turn.ended
+        if ended is None or ended.reason not in ("stop", "length"):
+            record.length = before
+            with contextlib.suppress(EngineError):
+                await self._engine.rewind(record.engine_id, before)
+            return
+        record.length = ended.length
+        if not record.is_streaming:
+            record.finished.pop(turn_id, None)
+            record.finished[turn_id] = FinishedTurn(ended.prompt_tokens, ended.length, turn.after)
 
     def _resolve(self, record: TokenSession, position: TurnPosition) -> TurnPosition:
-        """Check where a turn begins, and count a negative offset from the start. Raises Refusal."""
+        """Return where a turn begins, which is at the end of a streaming session. Raises
+        Refusal."""
         if record.is_streaming:
             for field in ("replace", "drop_previous_output", "offset"):
                 if getattr(position, field):
@@ -248,68 +305,23 @@ class TokenSessions:
                         param=f"session_params.{field}",
                     )
             return TurnPosition()
-        if position.after is None:
-            return msgspec.structs.replace(position, offset=0)
-        if position.after not in record.lengths:
+        if position.after is not None and position.after not in record.finished:
             raise Refusal(
                 f"The session has no finished turn with the id '{position.after}'.",
                 code="invalid_value",
                 param="session_params.rid",
             )
-        offset = position.offset or 0
-        if offset < 0:
-            offset += record.lengths[position.after]
-            if offset <= 0:
-                return msgspec.structs.replace(position, after=None, offset=0)
-        return msgspec.structs.replace(position, offset=offset)
+        return position
 
     def _history_length(self, record: TokenSession, position: TurnPosition) -> int:
-        """Return an upper bound on the length of the history that an append continues."""
+        """Return the length of the history that an append continues."""
         if record.is_streaming:
             return record.length
         if position.after is None:
             return 0
-        length = record.lengths[position.after]
-        return min(length, position.offset) if position.offset else length
-
-    async def _follow(
-        self, tenant: str, turn_id: str, turn: TokenTurn
-    ) -> AsyncGenerator[OutputChunk, None]:
-        """Yield the output of a turn, during which `abort` finds it."""
-        self._running[tenant, turn_id] = turn
-        try:
-            async with aclosing(self._turns.read(turn)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            self._running.pop((tenant, turn_id), None)
-
-    async def _follow_session(
-        self,
-        tenant: str,
-        turn_id: str,
-        turn: TokenTurn,
-        record: TokenSession,
-        before: int,
-    ) -> AsyncGenerator[OutputChunk, None]:
-        """Yield the output of a turn of a session; then record it, or roll it back if it was
-        aborted."""
-        try:
-            async with aclosing(self._follow(tenant, turn_id, turn)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            ended = turn.ended
-            if ended is not None and ended.reason in ("stop", "length"):
-                record.length = ended.length
-                if not record.is_streaming:
-                    record.lengths[turn_id] = ended.length
-            else:
-                with contextlib.suppress(EngineError):
-                    await self._engine.rewind(record.engine_id, before)
-                record.length = before
-            record.current = None
-            record.lock.release()
+        past = record.finished[position.after]
+        length = past.prompt_tokens if position.drop_previous_output else past.length
+        return len(range(length)[: position.offset or None])
 
 
 def _append_options(record: TokenSession, position: TurnPosition) -> _Options:

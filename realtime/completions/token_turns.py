@@ -18,9 +18,9 @@ from continuo.engine import (
     Sampling,
     SessionGroup,
     TooLong,
-    TurnEnded,
     TurnStream,
 )
+from continuo.realtime.completions.turn_register import StartTurn, TokenTurn, TurnRegister
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import context_length_exceeded
 from continuo.realtime.generation.error_mapping import map_engine_error, require_engine
@@ -29,67 +29,11 @@ from continuo.realtime.generation.output_grammar import check_schema
 from continuo.realtime.generation.prompt import check_logit_bias
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import generate_id
-from continuo.realtime.protocol.response import ResponseStatus, Usage
 from continuo.realtime.protocol.validation import invalid_parameter
 from continuo.realtime.tenants.tenants import Tenants
 from continuo.realtime.tenants.turn_slots import TurnSlot
 
 RawPrompt = str | Sequence[int]
-_STATUS: dict[str, ResponseStatus] = {
-    "stop": "completed",
-    "length": "incomplete",
-    "cancelled": "cancelled",
-    "failed": "failed",
-}
-"""Status of a response by the reason for the end of its turn."""
-StartTurn = Callable[[str], Awaitable[TurnStream]]
-"""Starts a turn at the engine, given the W3C trace context of its span."""
-
-
-class TokenTurn:
-    """A turn on a raw prompt, from its place among the turns of its tenant to its end."""
-
-    def __init__(self, tenant: str, slot: TurnSlot, sampling: Sampling, start: StartTurn) -> None:
-        self.tenant = tenant
-        self.slot = slot
-        self.sampling = sampling
-        self.start = start
-        self.stream: TurnStream | None = None
-        """The turn at the engine; None: it has not started."""
-        self.is_cancelled = False
-        self.observation = ResponseObservation(generate_id("turn"))
-
-    @property
-    def ended(self) -> TurnEnded | None:
-        return None if self.stream is None else self.stream.ended
-
-    @property
-    def status(self) -> ResponseStatus:
-        if self.ended is None:
-            return "cancelled"
-        return _STATUS[self.ended.reason]
-
-    @property
-    def last_id(self) -> int | None:
-        """The last id that was received."""
-        return self.stream.ids[-1] if self.stream is not None and self.stream.ids else None
-
-    @property
-    def usage(self) -> Usage:
-        """Usage of the turn, so far if it has not ended."""
-        if self.stream is None:
-            return Usage()
-        ended = self.stream.ended
-        if ended is None:
-            return Usage(input_tokens=self.stream.prompt_tokens, output_tokens=self.stream.received)
-        return Usage(
-            input_tokens=ended.prompt_tokens,
-            cached_tokens=ended.cached_tokens,
-            output_tokens=ended.output_tokens,
-            queued_s=ended.queued_s,
-            prefill_s=ended.prefill_s,
-            residency=ended.residency,
-        )
 
 
 class TokenTurns:
@@ -107,8 +51,8 @@ class TokenTurns:
         self.group_of = group_of
         self.tenants = tenants
         self._tokenizer_threads = tokenizer_threads
-        self._open: set[TokenTurn] = set()
-        """Turns that run or wait."""
+        self.register = TurnRegister()
+        """The turns that have arrived and not ended."""
 
     @property
     def context_tokens(self) -> int:
@@ -172,44 +116,41 @@ class TokenTurns:
             stop_ids=tuple(sorted(stop_ids)),
         )
 
-    async def enter(self, tenant: str, sampling: Sampling, start: StartTurn) -> TokenTurn:
-        """Take a turn slot, or a place in the queue; `close` gives it back. `start` starts the turn
-        at the engine. Raises Refusal."""
-        await self.tenants.follow(tenant)
-        turn = TokenTurn(tenant, self.tenants.of(tenant).turns.enter(), sampling, start)
-        self._open.add(turn)
+    def arrive(
+        self,
+        tenant: str,
+        sampling: Sampling,
+        name: str | None = None,
+        session: object | None = None,
+        after: str | None = None,
+    ) -> TokenTurn:
+        """Register a turn, with the arguments of TokenTurn. Each turn must be closed, also one that
+        is refused."""
+        turn = TokenTurn(tenant, sampling, name, session, after)
+        self.register.add(turn)
         return turn
 
-    async def start(self, turn: TokenTurn) -> None:
-        """Start a turn at the engine when it has its slot, unless it is cancelled before. Raises
-        Refusal; then the turn is closed."""
-        try:
-            if await turn.slot.wait() and not turn.is_cancelled:
-                turn.stream = await turn.start(turn.observation.traceparent)
-                turn.observation.start()
-        except EngineError as error:
-            await self.close(turn)
-            raise map_engine_error(error) from error
-        except BaseException:
-            await self.close(turn)
-            raise
-        if turn.is_cancelled:
-            await self.cancel(turn)
+    async def begin(self, turn: TokenTurn, sampling: Sampling, start: StartTurn) -> None:
+        """Start a turn, unless it has to wait: then `read` starts it. `start` starts the turn at
+        the engine. Raises Refusal."""
+        turn.sampling, turn.start = sampling, start
+        if turn.is_cancelled or self.register.has_earlier(turn):
+            return
+        slot = await self._enter(turn)
+        if not slot.is_waiting:
+            await self._start(turn)
 
     async def complete(
-        self, ids: Sequence[int], sampling: Sampling, tenant: str, param: str
-    ) -> TokenTurn:
-        """Enter a turn on `ids`, and start it unless it has to wait. Raises Refusal."""
+        self, turn: TokenTurn, ids: Sequence[int], sampling: Sampling, param: str
+    ) -> None:
+        """Begin a turn on `ids`. Raises Refusal."""
         bounded = self.bound_sampling(sampling, len(ids), param)
-        group = self.group_of(tenant)
+        group = self.group_of(turn.tenant)
 
         def start(traceparent: str) -> Awaitable[TurnStream]:
             return self.engine.complete(ids, bounded, group=group, traceparent=traceparent)
 
-        turn = await self.enter(tenant, bounded, start)
-        if not turn.slot.is_waiting:
-            await self.start(turn)
-        return turn
+        await self.begin(turn, bounded, start)
 
     async def complete_all(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, tenant: str, param: str
@@ -218,7 +159,8 @@ class TokenTurns:
         turns: list[TokenTurn] = []
         try:
             for ids in prompts:
-                turns.append(await self.complete(ids, sampling, tenant, param))
+                turns.append(self.arrive(tenant, sampling))
+                await self.complete(turns[-1], ids, sampling, param)
         except BaseException:
             await self.close_all(turns)
             raise
@@ -228,8 +170,8 @@ class TokenTurns:
         """Yield the output of a turn, and close it. Raises Refusal."""
         try:
             if turn.stream is None:
-                await self.start(turn)
-            if turn.stream is not None:
+                await self._start(turn)
+            if turn.stream is not None and turn.observation is not None:
                 async for chunk in turn.stream:
                     turn.observation.on_output(len(chunk.ids))
                     yield chunk
@@ -241,7 +183,8 @@ class TokenTurns:
     async def cancel(self, turn: TokenTurn, *, discard_output: bool = False) -> None:
         """Cancel a turn: it ends soon, or does not start."""
         turn.is_cancelled = True
-        if turn.slot.is_waiting:
+        turn.changed.set()
+        if turn.slot is not None and turn.slot.is_waiting:
             turn.slot.release()
         if turn.stream is not None:
             with contextlib.suppress(EngineError):
@@ -250,20 +193,24 @@ class TokenTurns:
                 )
 
     async def close(self, turn: TokenTurn) -> None:
-        """Cancel a turn that has not ended, charge its tokens, and give its slot back.
-        Idempotent."""
-        if turn not in self._open:
+        """Cancel a turn that has not ended, charge its tokens, give its slot back, and remove it
+        from the register. Idempotent."""
+        if turn.is_closed:
             return
-        self._open.discard(turn)
+        turn.is_closed = True
         try:
             if turn.stream is not None and turn.ended is None:
                 await self.cancel(turn)
         finally:
-            turn.slot.release()
+            if turn.slot is not None:
+                turn.slot.release()
             self.tenants.of(turn.tenant).rate_limits.charge_usage(turn.usage)
-            if turn.ended is not None:
-                turn.observation.on_turn_ended(turn.ended)
-            turn.observation.end_token_turn(turn.status, turn.usage)
+            _observe_end(turn)
+            try:
+                if turn.settle is not None:
+                    await turn.settle()
+            finally:
+                self.register.remove(turn)
 
     async def close_all(self, turns: Sequence[TokenTurn]) -> None:
         for turn in turns:
@@ -271,6 +218,42 @@ class TokenTurns:
 
     async def cancel_tenant(self, tenant: str) -> None:
         """Cancel the turns of a deleted tenant."""
-        for turn in list(self._open):
-            if turn.tenant == tenant:
-                await self.cancel(turn)
+        for turn in self.register.of_tenant(tenant):
+            await self.cancel(turn)
+
+    async def _enter(self, turn: TokenTurn) -> TurnSlot:
+        """Take a turn slot, or a place in the queue. Raises Refusal."""
+        await self.tenants.follow(turn.tenant)
+        turn.slot = self.tenants.of(turn.tenant).turns.enter()
+        turn.observation = ResponseObservation(generate_id("turn"))
+        return turn.slot
+
+    async def _start(self, turn: TokenTurn) -> None:
+        """Start a turn at the engine after the earlier turns of its session, when it has its slot,
+        unless it is cancelled before. Raises Refusal."""
+        await self.register.wait_for_earlier(turn)
+        if turn.is_cancelled:
+            return
+        slot = turn.slot or await self._enter(turn)
+        if turn.is_cancelled or not await slot.wait() or turn.is_cancelled:
+            return
+        try:
+            await self._start_at_engine(turn)
+        except EngineError as error:
+            raise map_engine_error(error) from error
+        if turn.is_cancelled:
+            await self.cancel(turn, discard_output=True)
+
+    async def _start_at_engine(self, turn: TokenTurn) -> None:
+        assert turn.start is not None, "the request has been examined"
+        assert turn.observation is not None, "a turn with a slot is observed"
+        turn.stream = await turn.start(turn.observation.traceparent)
+        turn.observation.start()
+
+
+def _observe_end(turn: TokenTurn) -> None:
+    if turn.observation is None:
+        return
+    if turn.ended is not None:
+        turn.observation.on_turn_ended(turn.ended)
+    turn.observation.end_token_turn(turn.status, turn.usage)

@@ -2,7 +2,7 @@
 
 four chunks, 12 generated       test_four_turns_equal_one_request_each
 duplicate open must fail        test_session_cannot_be_opened_twice
-erased turn, closed session     test_replaced_turn_and_closed_session_are_unknown
+erased turn, closed session     test_discarded_turn_and_closed_session_are_unknown
 backtrack to the first turn     test_append_after_the_first_turn_reuses_its_kv,
                                 test_log_probabilities_after_backtracking_equal_one_request
                                 (exactly; SGLang's are within 0.15)
@@ -65,15 +65,34 @@ def test_session_cannot_be_opened_twice() -> None:
 
 
 @AHEAD
-def test_replaced_turn_and_closed_session_are_unknown(ahead: int) -> None:
+def test_discarded_turn_and_closed_session_are_unknown(ahead: int) -> None:
     core = regular()
     first = run_turn(core, "a", prompt_ids(9), ahead)
     run_turn(core, "b", prompt_ids(5, seed=1), ahead)
-    run_turn(core, "c", [4], ahead, after="b", replace=True)
+    run_turn(core, "c", [4], ahead, after="a", replace=True)
     assert core.turn_ids("s", "c") == oracle([*prompt_ids(9), *first, 4], 12)
     assert core.expect_refusal(AppendIds(core.next_number(), "s", [1], after="b")).field == "after"
+    run_turn(core, "d", [5], ahead, after="a")
     core.close("s")
     assert core.expect_refusal(AppendIds(core.next_number(), "s", [1])).code == "unknown_session"
+
+
+@AHEAD
+@pytest.mark.parametrize("cut", [{"offset": -1}, {"offset": 4}, {"drop_previous_output": True}])
+def test_turn_that_continues_a_cut_turn_is_discarded(ahead: int, cut: dict[str, object]) -> None:
+    core = regular()
+    run_turn(core, "a", prompt_ids(9), ahead)
+    run_turn(core, "b", [1], ahead, after="a", **cut)
+    run_turn(core, "c", [2], ahead, after="b", **cut)
+    run_turn(core, "other", [2], ahead, after="a")
+    core.append("s", [4], after="b", replace=True)
+    assert core.expect_refusal(AppendIds(core.next_number(), "s", [1], after="c")).field == "after"
+    core.append("s", [4], after="other")
+    core.append("s", [4], after="a", replace=True)
+    for gone in ("b", "other"):
+        refused = core.expect_refusal(AppendIds(core.next_number(), "s", [1], after=gone))
+        assert refused.field == "after"
+    core.append("s", [4], after="a")
 
 
 @AHEAD
@@ -204,7 +223,7 @@ def test_fork_has_the_turns_that_finished_within_it() -> None:
     )
     assert drop_and_append(core, "cut", [3]) == [*first, 7, 7, 3]
     core.append("cut", [6], after="a", replace=True)
-    assert list(core.sequence("cut").ids) == [6]
+    assert list(core.sequence("cut").ids) == [*first, 6]
     assert list(core.sequence("s").ids) == second, "the parent is unchanged"
     assert core.append("s", [1], after="a").length == len(first) + 1
 
@@ -218,8 +237,8 @@ def test_name_of_a_turn_that_can_be_continued_is_not_reused() -> None:
     core.append("s", [1], after="a")
     assert list(core.sequence("s").ids) == [*first, 1]
     core.append("s", [2], after="a", replace=True)
-    assert run_turn(core, "b", [2], 0)[12:] == oracle([2, 2], 12), (
-        "the name of a replaced turn is free"
+    assert run_turn(core, "b", [2], 0)[12:] == oracle([*first, 2, 2], 12), (
+        "the name of a discarded turn is free"
     )
 
 

@@ -21,6 +21,10 @@ class ReferenceTokenLog:
     def __init__(self, items: list[LogEntry] | None = None) -> None:
         self.entries = items or []
         self.finished_turns: dict[str, list[LogEntry]] = {}
+        self.continued_turns: dict[str, str | None] = {}
+        """The turn that each finished turn continues."""
+        self.continued: str | None = _last_turn(self.entries)
+        """The turn that the next one continues."""
         self.entries_before_turn: list[LogEntry] | None = None
         """Entries at the beginning of the running turn; None if no turn is running."""
 
@@ -34,12 +38,13 @@ class ReferenceTokenLog:
     def append(self, append: AppendIds) -> None:
         items = self.entries
         if append.after is not None:
-            items = self.finished_turns[append.after]
+            items, self.continued = self.finished_turns[append.after], append.after
         if append.replace:
-            items = _before(items, append.after) if append.after is not None else []
+            if append.after is None:
+                items, self.continued = [], None
             self._erase(append.after)
         if append.drop_previous_output:
-            last = next((item.turn for item in reversed(items) if item.turn is not None), None)
+            last = _last_turn(items)
             items = [item for item in items if item.id is None or item.turn != last or not last]
         if append.offset:
             items = _until(items, len(_ids(items)[: append.offset]))
@@ -47,6 +52,7 @@ class ReferenceTokenLog:
 
     def rewind(self, to: int) -> None:
         self.entries = _until(self.entries, to)
+        self.continued = _last_turn(self.entries)
 
     def fork(self, at: int) -> "ReferenceTokenLog":
         child = ReferenceTokenLog(
@@ -59,6 +65,7 @@ class ReferenceTokenLog:
             for turn, items in self.finished_turns.items()
             if child.entries[: len(items)] == items
         }
+        child.continued_turns = {turn: self.continued_turns[turn] for turn in child.finished_turns}
         return child
 
     def begin_turn(self, turn: str) -> None:
@@ -74,14 +81,16 @@ class ReferenceTokenLog:
             self.entries = self.entries_before_turn
         else:
             self.finished_turns[turn] = self.entries
+            self.continued_turns[turn], self.continued = self.continued, turn
         self.entries_before_turn = None
 
     def _erase(self, turn: str | None) -> None:
-        """Remove a finished turn and all turns that continue from its end; None: all turns."""
-        prefix = self.finished_turns[turn] if turn is not None else []
-        for name, items in list(self.finished_turns.items()):
-            if items[: len(prefix)] == prefix:
-                del self.finished_turns[name]
+        """Remove all turns that continue a finished turn; None: all turns."""
+        for name in list(self.finished_turns):
+            if turn is None or self.continued_turns[name] == turn:
+                if turn is not None:
+                    self._erase(name)
+                self.finished_turns.pop(name, None)
 
 
 def _ids(items: list[LogEntry]) -> list[int]:
@@ -99,10 +108,5 @@ def _until(items: list[LogEntry], to: int) -> list[LogEntry]:
     return kept
 
 
-def _before(items: list[LogEntry], turn: str) -> list[LogEntry]:
-    """Return the entries up to the end of the last turn before `turn`, without ids appended in
-    between."""
-    items = items[: items.index(LogEntry(None, turn))]
-    while items and items[-1].turn is None:
-        items = items[:-1]
-    return items
+def _last_turn(items: list[LogEntry]) -> str | None:
+    return next((item.turn for item in reversed(items) if item.turn is not None), None)

@@ -28,8 +28,10 @@ class CloseSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True):
-    rid: ItemId | None = None
-    abort_all: bool = False
+    """Body of `/abort_request`. An empty `rid` is the id of no turn."""
+
+    rid: Annotated[str, Meta(max_length=128)] | None = None
+    abort_all: bool | None = None
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True):

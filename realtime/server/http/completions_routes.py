@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from continuo.engine import Sampling
-from continuo.realtime.completions.token_turns import TokenTurn, TokenTurns
+from continuo.realtime.completions.token_turns import TokenTurns
+from continuo.realtime.completions.turn_register import TokenTurn
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.logprobs import read_logprobs
 from continuo.realtime.ids import generate_id

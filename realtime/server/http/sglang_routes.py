@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from continuo.engine import OutputChunk
 from continuo.realtime.completions.token_sessions import TokenSessions, TurnPosition
-from continuo.realtime.completions.token_turns import TokenTurn
+from continuo.realtime.completions.turn_register import TokenTurn
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.logprobs import finite
 from continuo.realtime.ids import generate_id
@@ -41,8 +41,6 @@ from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
-
-Output = tuple[TokenTurn, AsyncGenerator[OutputChunk, None]]
 
 
 class SGLangRoutes:
@@ -98,7 +96,7 @@ class SGLangRoutes:
             body = decode_body(await self._read_body(request), AbortRequest)
         except Refusal as refusal:
             return replies.refusal_response(refusal)
-        if body.abort_all or body.rid is not None:
+        if body.abort_all or body.rid:
             await self._sessions.abort(credentials.tenant, None if body.abort_all else body.rid)
         return Response()
 
@@ -110,10 +108,10 @@ class SGLangRoutes:
         try:
             body = decode_body(await self._read_body(request), Generate)
             turn_id = body.rid or generate_id("turn")
-            turn, chunks = await self._start(body, credentials.tenant, turn_id)
+            turn = await self._start(body, credentials.tenant, turn_id)
         except Refusal as refusal:
             return replies.refusal_response(refusal)
-        outputs = _collect(turn_id, turn, chunks, started_s)
+        outputs = _collect(turn_id, turn, self._sessions.read(turn), started_s)
         if body.stream:
             return SSEResponse(_events(outputs), self._limits.send_timeout_s)
         try:
@@ -124,7 +122,7 @@ class SGLangRoutes:
             return replies.refusal_response(refusal)
         return replies.json_response(encode_reply(last))
 
-    async def _start(self, body: Generate, tenant: str, turn_id: str) -> Output:
+    async def _start(self, body: Generate, tenant: str, turn_id: str) -> TokenTurn:
         (prompt, param), sampling = decode_prompt(body), decode_sampling(body)
         params = body.session_params
         if params is None:

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from continuo.realtime.limits import TenantLimits
+from continuo.realtime.tenants.turn_slots import TurnSlot, TurnSlots
 from tests.realtime.responses.test_responses_http import streaming
 from tests.support.engines import EngineHarness
+from tests.support.sessions import SLOW_STEP_S
+from tests.support.waiting import wait_until
 from tests.support.web_servers import ACME, UMBRELLA, RunningServer, encode_request
 
 CHUNKS = [[5, 6, 7, 8, 9], [10, 11, 12], [13, 14], [15, 16, 17, 18]]
 NEW_TOKENS = 6
+Running = asyncio.Task[dict[str, Any]]
 
 
 class Api:
@@ -112,21 +117,44 @@ async def test_offset_cuts_the_history(api: Api, offset: int) -> None:
     assert cut["meta_info"]["prompt_tokens"] == len(history + CHUNKS[1])
 
 
-async def test_replaced_turn_and_its_continuations_are_gone(api: Api) -> None:
+@pytest.mark.parametrize(
+    "cut", [{}, {"offset": 3}, {"offset": -1}, {"offset": -100}, {"drop_previous_output": True}]
+)
+async def test_replace_continues_after_a_turn_and_discards_what_did(
+    api: Api, cut: dict[str, Any]
+) -> None:
     session = await api.open()
     first = await api.turn(session, CHUNKS[0])
-    root = first["meta_info"]["id"]
-    second = await api.turn(session, CHUNKS[1], rid=root)
-    replaced = second["meta_info"]["id"]
-    third = await api.turn(session, CHUNKS[2], rid=replaced, replace=True)
-    base = CHUNKS[0] + first["output_ids"]
-    assert third["output_ids"] == await api.fresh(base + CHUNKS[2])
-    status, reply = await api.try_generate([1], session_params={"id": session, "rid": replaced})
-    assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    root, history = first["meta_info"]["id"], CHUNKS[0] + first["output_ids"]
+    kept = CHUNKS[0] if "drop_previous_output" in cut else history[: cut.get("offset")]
+    child = (await api.turn(session, CHUNKS[1], rid=root, **cut))["meta_info"]["id"]
+    grandchild = (await api.turn(session, [20], rid=child, **cut))["meta_info"]["id"]
+    third = await api.turn(session, CHUNKS[2], rid=root, replace=True, **cut)
+    assert third["output_ids"] == await api.fresh(kept + CHUNKS[2])
+    assert third["meta_info"]["prompt_tokens"] == len(kept + CHUNKS[2])
+    for gone in (child, grandchild):
+        status, reply = await api.try_generate([1], session_params={"id": session, "rid": gone})
+        assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    again = await api.turn(session, [21], rid=root)
+    assert again["output_ids"] == await api.fresh([*history, 21]), "the turn itself stays"
+
+
+async def test_replace_without_a_turn_discards_all_turns(api: Api) -> None:
+    session = await api.open()
+    root = (await api.turn(session, CHUNKS[0]))["meta_info"]["id"]
     cleared = await api.turn(session, CHUNKS[3], replace=True)
     assert cleared["output_ids"] == await api.fresh(CHUNKS[3])
     status, _ = await api.try_generate([1], session_params={"id": session, "rid": root})
-    assert status == 400, "without rid, all turns are discarded"
+    assert status == 400
+
+
+async def test_rid_of_a_discarded_turn_is_free(api: Api) -> None:
+    session = await api.open()
+    root = (await api.turn(session, CHUNKS[0]))["meta_info"]["id"]
+    for chunk in CHUNKS[1:]:
+        params = {"id": session, "rid": root, "replace": True}
+        reply = await api.generate(chunk, rid="mine", session_params=params)
+        assert reply["meta_info"]["id"] == "mine"
 
 
 async def test_previous_output_is_dropped(api: Api) -> None:
@@ -137,6 +165,30 @@ async def test_previous_output_is_dropped(api: Api) -> None:
     )
     assert second["output_ids"] == await api.fresh(CHUNKS[0] + CHUNKS[1])
     assert second["meta_info"]["prompt_tokens"] == len(CHUNKS[0] + CHUNKS[1])
+
+
+@pytest.mark.parametrize("offset", [2, 7, 100, -2, -4, -7, -8, -100])
+async def test_offset_counts_what_a_dropped_output_leaves(api: Api, offset: int) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root, history = first["meta_info"]["id"], CHUNKS[0] + first["output_ids"]
+    second = (await api.turn(session, CHUNKS[1], rid=root))["meta_info"]["id"]
+    kept = (history + CHUNKS[1])[:offset]
+    cut = await api.turn(session, CHUNKS[2], rid=second, offset=offset, drop_previous_output=True)
+    assert cut["output_ids"] == await api.fresh(kept + CHUNKS[2])
+    assert cut["meta_info"]["prompt_tokens"] == len(kept + CHUNKS[2])
+
+
+async def test_context_has_room_for_what_a_cut_leaves(api: Api) -> None:
+    session = await api.open()
+    first = await api.turn(session, [5] * 390)
+    params = {"id": session, "rid": first["meta_info"]["id"], "offset": -380}
+    reply = await api.generate([6] * 300, session_params=params)
+    assert reply["meta_info"]["prompt_tokens"] == 316
+    params |= {"drop_previous_output": True, "offset": -90}
+    status, reply = await api.try_generate([6] * 100, session_params=params)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await api.try_generate([6] * 90, session_params=params))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -222,7 +274,7 @@ async def test_aborted_turn_is_rolled_back(api: Api, harness: EngineHarness, by:
     if by == "disconnect":
         writer.close()
     else:
-        target = {"rid": "long"} if by == "abort" else {"abort_all": True}
+        target = {"rid": "long"} if by == "abort" else {"rid": "", "abort_all": True}
         assert (await api.post("/abort_request", target))[0] == 200
         received = await asyncio.wait_for(reader.read(), 10)
         assert b'"finish_reason":{"type":"abort"' in received
@@ -236,6 +288,134 @@ async def test_aborted_turn_is_rolled_back(api: Api, harness: EngineHarness, by:
     assert last["meta_info"]["prompt_tokens"] == len(history + CHUNKS[2] + third) + 1
     await api.post("/close_session", {"session_id": session})
     assert await harness.engine.fleet.list_sessions() == []
+
+
+@pytest.fixture
+async def taken_slot(api: Api) -> TurnSlot:
+    """The only turn slot of the tenant, taken, so that turns wait."""
+    turns = turn_slots(api)
+    turns.set_limits(TenantLimits(running_responses_max=1))
+    return turns.enter()
+
+
+def turn_slots(api: Api) -> TurnSlots:
+    return api.server.registry.tenants.of("acme").turns
+
+
+ENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "abort": ("/abort_request", {"rid": "waits"}),
+    "abort_all": ("/abort_request", {"rid": "", "abort_all": True}),
+    "close": ("/close_session", {"session_id": "s"}),
+}
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+@pytest.mark.parametrize("by", ENDS)
+async def test_turn_that_waits_for_a_slot_is_aborted_at_once(
+    api: Api, taken_slot: TurnSlot, is_streaming: bool, by: str
+) -> None:
+    await api.open(session_id="s", streaming=is_streaming)
+    params = {"id": "s"}
+    waiting = asyncio.create_task(api.generate(CHUNKS[0], rid="waits", session_params=params))
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    assert (await api.post(*ENDS[by]))[0] == 200
+    meta = (await waiting)["meta_info"]
+    assert (meta["finish_reason"]["type"], meta["completion_tokens"]) == ("abort", 0)
+    assert turn_slots(api).waiting_count == 0
+    taken_slot.release()
+    if by != "close":
+        reply = await api.turn("s", CHUNKS[1])
+        assert reply["output_ids"] == await api.fresh(CHUNKS[1]), "the session is free"
+        assert reply["meta_info"]["prompt_tokens"] == len(CHUNKS[1])
+
+
+async def test_turn_whose_client_leaves_while_it_waits_is_never_computed(
+    api: Api, harness: EngineHarness, taken_slot: TurnSlot
+) -> None:
+    session = await api.open(streaming=True)
+    computed = harness.runner.token_count
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
+    body = {"input_ids": CHUNKS[0], "session_params": {"id": session}}
+    writer.write(encode_request("POST", "/generate", body, ACME))
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    writer.close()
+    await wait_until(lambda: turn_slots(api).waiting_count == 0)
+    taken_slot.release()
+    assert harness.runner.token_count == computed
+    reply = await api.turn(session, CHUNKS[1])
+    assert reply["meta_info"]["prompt_tokens"] == len(CHUNKS[1])
+    assert await reader.read() == b""
+
+
+async def test_session_is_busy_while_its_turn_waits(api: Api, taken_slot: TurnSlot) -> None:
+    session = await api.open(streaming=True)
+    waiting = asyncio.create_task(api.turn(session, CHUNKS[0]))
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    status, reply = await api.try_generate(CHUNKS[1], session_params={"id": session})
+    assert (status, reply["error"]["code"]) == (400, "session_busy")
+    taken_slot.release()
+    assert (await waiting)["output_ids"] == await api.fresh(CHUNKS[0])
+
+
+async def run_long_turn(api: Api, harness: EngineHarness, session: str, **body: Any) -> Running:
+    """Start a turn that runs until it is aborted; `body` goes into its request."""
+    harness.runner.step_s = 5 * SLOW_STEP_S
+    sampling = {"max_new_tokens": 350}
+    params = {"id": session, **body.pop("session_params", {})}
+    task = asyncio.create_task(
+        api.generate(CHUNKS[1], session_params=params, sampling_params=sampling, **body)
+    )
+    await wait_until(lambda: turn_slots(api).running_count == 1)
+    return task
+
+
+async def test_turn_that_waits_for_another_of_its_session_is_aborted(
+    api: Api, harness: EngineHarness
+) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = {"id": session, "rid": first["meta_info"]["id"]}
+    running = await run_long_turn(api, harness, session, rid="runs", session_params=root)
+    waiting = asyncio.create_task(api.generate(CHUNKS[2], rid="waits", session_params=root))
+    async with asyncio.timeout(10):
+        while not waiting.done():
+            assert (await api.post("/abort_request", {"rid": "waits"}))[0] == 200
+            await asyncio.sleep(0.01)
+    assert waiting.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert not running.done()
+    harness.runner.step_s = 0
+    assert (await running)["meta_info"]["finish_reason"]["type"] == "length"
+
+
+@pytest.mark.parametrize("body", [{"rid": ""}, {}, {"rid": "other"}, {"abort_all": False}])
+async def test_abort_that_names_no_turn_aborts_none(
+    api: Api, harness: EngineHarness, body: dict[str, Any]
+) -> None:
+    session = await api.open()
+    running = await run_long_turn(api, harness, session, rid="runs")
+    assert (await api.post("/abort_request", body))[0] == 200
+    other = Api(api.server, UMBRELLA)
+    assert (await other.post("/abort_request", {"rid": "", "abort_all": True}))[0] == 200
+    harness.runner.step_s = 0
+    assert (await running)["meta_info"]["finish_reason"]["type"] == "length"
+
+
+@pytest.mark.parametrize("has_rid", [True, False])
+async def test_replace_aborts_the_running_turn_that_it_discards(
+    api: Api, harness: EngineHarness, has_rid: bool
+) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = first["meta_info"]["id"]
+    running = await run_long_turn(api, harness, session, rid="runs", session_params={"rid": root})
+    params = {"id": session, "rid": "runs", "replace": True}
+    status, reply = await api.try_generate(CHUNKS[2], session_params=params)
+    assert (status, reply["error"]["code"]) == (400, "session_busy"), "a turn that still runs"
+    replacing = await api.turn(session, CHUNKS[2], rid=root if has_rid else None, replace=True)
+    assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
+    history = CHUNKS[0] + first["output_ids"] if has_rid else []
+    assert replacing["output_ids"] == await api.fresh(history + CHUNKS[2])
+    assert replacing["meta_info"]["prompt_tokens"] == len(history + CHUNKS[2])
 
 
 async def test_idle_session_expires(api: Api) -> None:
