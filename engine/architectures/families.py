@@ -87,12 +87,13 @@ def _llama(config: Any) -> DecoderShape:
 
 
 def _mistral(config: Any) -> DecoderShape:
+    """Describe Mistral, whose window is that of every layer, or Ministral, which has types of
+    layers. The type of the model decides, as in transformers: the name of the architecture is often
+    Mistral's in both."""
+    if config.model_type == "ministral":
+        return _decoder(config, _windowed(config))
     attention = _attention(config, window=config.sliding_window)
     return _decoder(config, [attention] * config.num_hidden_layers)
-
-
-def _ministral(config: Any) -> DecoderShape:
-    return _decoder(config, _windowed(config))
 
 
 def _qwen2(config: Any) -> DecoderShape:
@@ -645,7 +646,7 @@ def _mamba2_alone(config: Any) -> DecoderShape:
 FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
-    "MinistralForCausalLM": _ministral,
+    "MinistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "SmolLM3ForCausalLM": _smollm3,
