@@ -17,6 +17,7 @@ from msgspec import UnsetType
 ROPE_NUMBERS = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
