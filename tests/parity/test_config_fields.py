@@ -1,4 +1,7 @@
-"""A field of a config is applied as transformers does, or without effect in both, or refused."""
+"""A field of a config is applied as transformers does, or without effect in both, or refused.
+
+evidence/config-fields.md has the table of all changes, which `--record` rewrites.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,13 @@ from tests.support.config_changes import (
     Outcome,
     changed_config,
     list_architectures,
+    list_changes,
     saved_config,
     try_change,
 )
 
+PAGE = Path(__file__).parents[2] / "evidence" / "config-fields.md"
+OUTCOMES: tuple[Outcome, ...] = ("applied", "without effect", "refused")
 PART = Change("partial_rotary_factor", 0.5)
 DYNAMIC = Change("rope_parameters", LINEAR | {"rope_type": "dynamic"})
 PART_OF_PLAIN = Change("rope_parameters", PLAIN | {"partial_rotary_factor": 0.5})
@@ -73,6 +79,42 @@ def test_change_of_a_field_has_the_outcome_of_transformers(
     assert try_change(architecture, change) == outcome
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", list_architectures())
+def test_every_change_of_a_field_has_the_outcome_of_the_table(
+    architecture: str, request: pytest.FixtureRequest
+) -> None:
+    by_outcome: dict[Outcome, list[Change]] = {}
+    for change in list_changes(architecture):
+        by_outcome.setdefault(try_change(architecture, change), []).append(change)
+    assert by_outcome.get("WRONG", []) == []
+    row = describe_row(architecture, by_outcome)
+    if request.config.getoption("--record"):
+        record(architecture, row)
+    assert row in PAGE.read_text("utf-8").splitlines()
+
+
+def describe_row(architecture: str, by_outcome: dict[Outcome, list[Change]]) -> str:
+    cells = [_describe(by_outcome.get(outcome, [])) for outcome in OUTCOMES]
+    return f"| `{architecture}` | {' | '.join(cells)} |"
+
+
+def _describe(changes: list[Change]) -> str:
+    """Return the names of fields; the kind of rotary embedding beside its field."""
+    names: dict[str, None] = {}
+    for field, value in changes:
+        kind = value.get("rope_type", value.get("type", "")) if isinstance(value, dict) else ""
+        names[f"{field} ({kind})" if kind else field] = None
+    return ", ".join(sorted(names)) or "-"
+
+
+def record(architecture: str, row: str) -> None:
+    """Replace the row of an architecture, or add it at the end of the page."""
+    lines = PAGE.read_text("utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith(f"| `{architecture}` |")]
+    PAGE.write_text("\n".join([*kept, row]) + "\n", "utf-8")
+
+
 @pytest.mark.parametrize("architecture", list_architectures())
 def test_every_field_of_transformers_is_known(architecture: str) -> None:
     """Also those that its class has and a saved config lacks."""
@@ -81,6 +123,12 @@ def test_every_field_of_transformers_is_known(architecture: str) -> None:
     fields = values.keys() | vars(CONFIG_MAPPING[model_type]()).keys()
     unknown = {name for name in fields - known_fields(model_type) if not name.startswith("_")}
     assert sorted(unknown - SIZES) == []
+
+
+def test_table_has_every_architecture_once() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `")]
+    named = sorted(line.split("`")[1] for line in rows)
+    assert named == sorted(list_architectures())
 
 
 def test_every_type_of_text_part_has_fields() -> None:
