@@ -87,7 +87,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only tests that need no process, Redis, browser, torch or transformers",
     )
     parser.addoption(
-        "--record", action="store_true", help="rewrite the transcripts of tests/clients/golden"
+        "--record",
+        action="store_true",
+        help="rewrite the transcripts of tests/clients/golden, or the table of config-fields.md",
     )
 
     parser.addoption(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from continuo.engine.architectures.config_fields import check_fields
 from continuo.engine.architectures.config_schemas import read_by_schema
 from continuo.engine.architectures.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
@@ -20,6 +21,7 @@ def read_config(folder: Path) -> Any:
     config = read_by_schema(values) or _read_by_transformers(path, values)
     if (method := find_quantization(values)) is not None:
         raise quantized_checkpoint(folder, method)
+    check_fields(path, values)
     return config
 
 

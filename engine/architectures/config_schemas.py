@@ -17,6 +17,7 @@ from msgspec import UnsetType
 ROPE_NUMBERS = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
@@ -308,11 +309,17 @@ SCHEMAS: dict[str, type[ModelConfig]] = {
 
 
 def read_by_schema(values: dict[str, Any]) -> ModelConfig | None:
-    """Read the content of a config.json. Returns None if it is left to transformers."""
+    """Read the content of a config.json. Returns None if it is left to transformers.
+
+    A Mistral whose layers have types is a Ministral, as for transformers' AutoConfig.
+    """
     match values.get("architectures"):
         case [str(architecture), *_] if architecture in SCHEMAS:
+            schema = SCHEMAS[architecture]
+            if values.get("model_type") == "mistral" and "layer_types" in values:
+                schema, values = MinistralConfig, values | {"model_type": "ministral"}
             try:
-                return msgspec.convert(values, SCHEMAS[architecture])
+                return msgspec.convert(values, schema)
             except (msgspec.ValidationError, ArithmeticError):
                 return None
         case _:

@@ -4,6 +4,7 @@ table, for each. The config is that of the text part of the model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,8 @@ def _windowed(config: Any, **differences: Any) -> list[AttentionShape]:
     attention = _attention(config, **differences)
     sliding = replace(attention, window=getattr(config, "sliding_window", None))
     kinds = _layer_types(config, "full_attention", "sliding_attention")
+    if "sliding_attention" in kinds and not sliding.window:
+        raise ModelError("config.json: layer_types has sliding windows, but no size is in use")
     return [sliding if kind == "sliding_attention" else attention for kind in kinds]
 
 
@@ -87,12 +90,13 @@ def _llama(config: Any) -> DecoderShape:
 
 
 def _mistral(config: Any) -> DecoderShape:
+    """Describe Mistral, whose window is that of every layer, or Ministral, which has types of
+    layers. The type of the model decides, as in transformers: the name of the architecture is often
+    Mistral's in both."""
+    if config.model_type == "ministral":
+        return _decoder(config, _windowed(config))
     attention = _attention(config, window=config.sliding_window)
     return _decoder(config, [attention] * config.num_hidden_layers)
-
-
-def _ministral(config: Any) -> DecoderShape:
-    return _decoder(config, _windowed(config))
 
 
 def _qwen2(config: Any) -> DecoderShape:
@@ -113,16 +117,16 @@ def _smollm3(config: Any) -> DecoderShape:
 
 
 def _phi3(config: Any) -> DecoderShape:
-    attention = _attention(config, window=config.sliding_window)
+    attention = _attention(config, window=config.sliding_window, rotates_part=True)
     names = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
     return _decoder(config, [attention] * config.num_hidden_layers, names=names)
 
 
-def _gemma(config: Any, attention: list[AttentionShape], **more: Any) -> DecoderShape:
+def _gemma(config: Any, attention: list[AttentionShape], act: str, **more: Any) -> DecoderShape:
     return _decoder(
         config,
         attention,
-        MlpShape(config.intermediate_size, config.hidden_activation),
+        MlpShape(config.intermediate_size, act),
         has_centered_norms=True,
         embedding_scale=config.hidden_size**0.5,
         **more,
@@ -133,21 +137,20 @@ GEMMA2_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
 
 
 def _gemma1(config: Any) -> DecoderShape:
-    config.hidden_activation = getattr(config, "hidden_activation", None) or config.hidden_act
     attention = _attention(config, **_biases(config))
-    return _gemma(config, [attention] * config.num_hidden_layers)
+    return _gemma(config, [attention] * config.num_hidden_layers, config.hidden_act)
 
 
 def _gemma2(config: Any) -> DecoderShape:
+    return _post_normed_gemma(config, softcap=config.attn_logit_softcapping)
+
+
+def _post_normed_gemma(config: Any, **differences: Any) -> DecoderShape:
+    scale = config.query_pre_attn_scalar**-0.5
     return _gemma(
         config,
-        _windowed(
-            config,
-            scale=config.query_pre_attn_scalar**-0.5,
-            softcap=config.attn_logit_softcapping,
-            qk_norm=config.model_type.startswith("gemma3"),
-            **_biases(config),
-        ),
+        _windowed(config, scale=scale, **_biases(config), **differences),
+        config.hidden_activation,
         has_output_norms=True,
         logit_softcap=config.final_logit_softcapping,
         names=GEMMA2_NAMES,
@@ -155,9 +158,7 @@ def _gemma2(config: Any) -> DecoderShape:
 
 
 def _gemma3(config: Any) -> DecoderShape:
-    if config.use_bidirectional_attention:
-        raise ModelError("config.json: bidirectional attention is not supported")
-    shape = _gemma2(config)
+    shape = _post_normed_gemma(config, qk_norm=True)
     layers: list[LayerShape] = []
     for layer, kind in zip(shape.layers, config.layer_types, strict=True):
         assert layer.attention is not None
@@ -166,8 +167,6 @@ def _gemma3(config: Any) -> DecoderShape:
 
 
 def _gemma4(config: Any) -> DecoderShape:
-    if config.use_bidirectional_attention == "all":
-        raise ModelError("config.json: bidirectional attention is not supported")
     kinds = _layer_types(config, "full_attention", "sliding_attention")
     sharing = config.kv_sharing_modes
     layers: list[LayerShape] = []
@@ -259,9 +258,9 @@ def _sparse_layers(config: Any, mixture: MixtureShape) -> list[MlpShape | Mixtur
     ]
 
 
-def _with_shared_expert(config: Any) -> MixtureShape:
+def _with_shared_expert(config: Any, **differences: Any) -> MixtureShape:
     shared = MlpShape(config.shared_expert_intermediate_size, config.hidden_act)
-    return _softmax_mixture(config, shared=shared, shared_has_gate=True)
+    return _softmax_mixture(config, shared=shared, shared_has_gate=True, **differences)
 
 
 def _qwen2_moe(config: Any) -> DecoderShape:
@@ -306,7 +305,8 @@ def _gpt_oss(config: Any) -> DecoderShape:
 
 def _delta_layers(config: Any, projections: str) -> list[MixerShape]:
     """Return the mixers of Qwen3-Next and Qwen3.5: gated attention, and gated delta nets."""
-    attention = _attention(config, qk_norm=True, has_gate=True, **_biases(config))
+    differences = {"qk_norm": True, "has_gate": True, "rotates_part": True}
+    attention = _attention(config, **differences, **_biases(config))
     delta_net = GatedDeltaNetShape(
         key_heads=config.linear_num_key_heads,
         value_heads=config.linear_num_value_heads,
@@ -330,7 +330,7 @@ def _qwen3_5(config: Any) -> DecoderShape:
 
 
 def _qwen3_5_moe(config: Any) -> DecoderShape:
-    mixture = _with_shared_expert(config)
+    mixture = _with_shared_expert(config, normalizes=True)
     return _decoder(config, _delta_layers(config, "separate"), mixture, has_centered_norms=True)
 
 
@@ -458,7 +458,8 @@ BAMBA_NAMES = TensorNames(
 
 
 def _bamba(config: Any) -> DecoderShape:
-    attention, mamba = _attention(config, **_biases(config)), _mamba2(config)
+    attention = _attention(config, rotates_part=True, **_biases(config))
+    mamba = _mamba2(config)
     kinds = _layer_types(config, "full_attention", "linear_attention")
     mixers = [mamba if kind == "linear_attention" else attention for kind in kinds]
     return _decoder(config, mixers, _dense(config, bias=config.mlp_bias), names=BAMBA_NAMES)
@@ -519,9 +520,9 @@ def _nemotron_h(config: Any) -> DecoderShape:
         kernel=config.conv_kernel,
         act=config.mamba_hidden_act,
         conv_bias=config.use_conv_bias,
-        proj_bias=config.mamba_proj_bias,
-        out_bias=config.mamba_proj_bias,
-        time_step_limit=tuple(config.time_step_limit),
+        proj_bias=config.use_bias,
+        out_bias=config.use_bias,
+        time_step_limit=(config.time_step_min, math.inf),
     )
     act = config.mlp_hidden_act
     mlp = MlpShape(config.intermediate_size, act, config.mlp_bias, is_gated=False)
@@ -533,8 +534,6 @@ def _nemotron_h(config: Any) -> DecoderShape:
         "moe": LayerShape(None, _nemotron_h_mixture(config)),
     }
     kinds = _layer_types(config, *parts)
-    if "moe" in kinds and (config.n_group, config.moe_latent_size) != (1, None):
-        raise ModelError("config.json: n_group and moe_latent_size are not supported")
     return DecoderShape(
         config.vocab_size,
         config.hidden_size,
@@ -645,7 +644,7 @@ def _mamba2_alone(config: Any) -> DecoderShape:
 FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
-    "MinistralForCausalLM": _ministral,
+    "MinistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "SmolLM3ForCausalLM": _smollm3,
@@ -705,6 +704,10 @@ TEXT_FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
 """Families of the text parts of wrappers, by `model_type`."""
 
 
+NEVER_TIED = {"NemotronHForCausalLM"}
+"""Architectures that have a head of their own, whatever their config says."""
+
+
 def read_shape(config: Any, tensors: set[str]) -> DecoderShape | None:
     """Return the shape of the model, or of its text part. Returns None if no family of ours runs
     it. Raises ModelError if one does, but not with this config.
@@ -720,5 +723,26 @@ def read_shape(config: Any, tensors: set[str]) -> DecoderShape | None:
         has_head = any(name.endswith("lm_head.weight") for name in tensors)
     if family is None:
         return None
-    is_tied = bool(config.tie_word_embeddings) and not has_head
-    return replace(family(text), has_tied_embeddings=is_tied)
+    never_tied = architecture in NEVER_TIED
+    is_tied = bool(config.tie_word_embeddings) and not (has_head or never_tied)
+    shape = replace(family(text), has_tied_embeddings=is_tied)
+    _check_sizes(shape)
+    return shape
+
+
+def _check_sizes(shape: DecoderShape) -> None:
+    """Raise ModelError if a layer has sizes with which no step can be computed."""
+    for layer in shape.layers:
+        attention, mixture = layer.attention, layer.mlp
+        if attention is not None and attention.heads % attention.kv_heads:
+            raise ModelError(
+                f"config.json: num_attention_heads is {attention.heads}, which is no multiple of "
+                f"num_key_value_heads, {attention.kv_heads}"
+            )
+        if attention is not None and attention.head_dim % 2 and attention.rope is not None:
+            raise ModelError(f"config.json: head_dim is {attention.head_dim}; it must be even")
+        if isinstance(mixture, MixtureShape) and mixture.chosen > mixture.experts:
+            raise ModelError(
+                f"config.json: num_experts_per_tok is {mixture.chosen}, more than the experts, "
+                f"{mixture.experts}"
+            )

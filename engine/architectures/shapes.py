@@ -24,6 +24,9 @@ class AttentionShape:
     rope: str | None = ""
     """Set of rotary parameters, by layer type; "": the only set of the config; None: queries and
     keys are not rotated."""
+    rotates_part: bool = False
+    """Whether `partial_rotary_factor` of the rotary parameters is the part of each head that is
+    rotated; if not, the parameter has no effect."""
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False

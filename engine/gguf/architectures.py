@@ -44,6 +44,19 @@ SLIDING_PERIOD = 6
 """Number of layers of a Gemma 3 of which all but the last have a window, again and again."""
 GEMMA_LOCAL_THETA = 10_000.0
 """Base of the rotary frequencies of Gemma 3's layers with a window, which files do not state."""
+UNAPPLIED: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.scale": (),
+    "attention.sliding_window_pattern": (SLIDING_PERIOD,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_beta_fast": (32.0,),
+    "rope.scaling.yarn_beta_slow": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Keys that llama.cpp applies in some architectures and we do not, with the values that change
+nothing."""
 GEMMA_27B_LAYERS = 62
 """Number of layers of the only Gemma 3 whose queries are scaled by the hidden size; llama.cpp, too,
 recognizes it by this number."""
@@ -118,6 +131,13 @@ class Metadata:
 
     def has(self, key: str) -> bool:
         return self._prefix + key in self._file.metadata
+
+    def check_unapplied(self) -> None:
+        """Raise ModelError for a key that would have to be applied and is not."""
+        for key, accepted in UNAPPLIED.items():
+            name = self._prefix + key
+            if name in self._file.metadata and (value := self._file.metadata[name]) not in accepted:
+                raise self.defect(f"metadata {name} is {_shorten(value)}, which is not supported")
 
     def defect(self, reason: str) -> ModelError:
         return ModelError(f"{self._file.path}: {reason}")
@@ -196,6 +216,7 @@ def build_config(file: GgufFile) -> dict[str, Any]:
     }
     _check_sizes(file, metadata, config)
     _check_rotation(metadata, config["head_dim"])
+    metadata.check_unapplied()
     if architecture.name == "gemma3":
         config |= _gemma_config(metadata, config)
     else:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from continuo.engine.architectures.listing import read_model_size
@@ -67,6 +68,28 @@ def test_pattern_of_the_layers_of_nemotron_h_is_read(tmp_path: Path) -> None:
     del config["layers_block_type"]
     config["hybrid_override_pattern"] = "M-*EM"
     (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_equal_logits(model, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "MinistralForCausalLM"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        {"layer_types": None},
+        {},
+    ],
+    ids=["types", "null", "absent"],
+)
+def test_window_of_mistral_is_in_the_layers_that_its_config_says(
+    architecture: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ministral is published as a Mistral whose layers have types."""
+    oracle.small_model("Mistral", sliding_window=20).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": [architecture], **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     assert_equal_logits(model, tmp_path)
 
 

@@ -219,7 +219,9 @@ class Decoder:
         # Rounded to the dtype of the embeddings, as transformers does.
         self.embedding_scale = like.new_tensor(shape.embedding_scale)
         self.rope_tables = {
-            each.rope: rope.build_table(config, each.head_dim, length, like, each.rope)
+            each.rope: rope.build_table(
+                config, each.head_dim, length, like, each.rope, rotates_part=each.rotates_part
+            )
             for each in (layer.attention for layer in shape.layers)
             if each is not None and each.rope is not None
         }

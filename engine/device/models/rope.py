@@ -3,9 +3,9 @@
 
 The table has one row per position, so that the embedding of a token never depends on other rows of
 the batch. The common scalings of frequencies are computed here, the others by transformers, which
-is slow to import. Two of them change the frequencies with the length (dynamic, longrope): here
-position p uses the frequencies of length p + 1, as transformers does when it decodes one token at a
-time with a cache.
+is slow to import. One of them changes the frequencies with the length (longrope): here position p
+uses the frequencies of length p + 1, as transformers does when it decodes one token at a time with
+a cache. Another one does so beyond the trained length alone (dynamic), at which the context ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def read_all_parameters(config: Any) -> list[dict]:
 
 def context_limit(config: Any) -> int:
     """Return the longest context of the model, in tokens: `max_position_embeddings`, extended by
-    the factor of the rope scaling unless the config states an extended length already."""
+    the factor of the rope scaling unless the config states an extended length already.
+
+    Dynamic scaling does not extend it: beyond the trained length, the output of transformers
+    depends on the chunks of the prompt.
+    """
     limit = config.max_position_embeddings
     sets = read_all_parameters(config)
     if len(sets) > 1:  # In such a model, layers with a window are not scaled.
@@ -60,30 +64,54 @@ def context_limit(config: Any) -> int:
     if sets == [{}]:  # No layer has rotary positions.
         return limit
     rope = read_parameters(config)
-    if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):
+    if rope.get("rope_type") in ("linear", "yarn") and rope.get("factor"):
         original = rope.get("original_max_position_embeddings") or limit
         limit = max(limit, int(original * rope["factor"]))
     return limit
 
 
 def build_table(
-    config: Any, head_dim: int, length: int, like: Tensor, layer_type: str = ""
+    config: Any,
+    head_dim: int,
+    length: int,
+    like: Tensor,
+    layer_type: str = "",
+    *,
+    rotates_part: bool = False,
 ) -> Tensor:
     """Build the table [length, 2, dim] in the dtype and on the device of `like`: cosines, then
     sines whose first half is negated (see `layers.rotate`). dim is head_dim, or less if only a part
-    of each head is rotated."""
+    of each head is rotated, which `rotates_part` allows."""
     positions = torch.arange(length, dtype=torch.float32)
-    frequencies, scaling = _frequencies(config, head_dim, length, layer_type)
+    rope = read_parameters(config, layer_type)
+    if not rotates_part:
+        rope = _rotate_whole_heads(rope)
+    frequencies, scaling = _frequencies(config, rope, head_dim, length, layer_type)
     angles = positions[:, None] * frequencies  # [length, dim / 2]
     cos, sin = angles.cos() * scaling, angles.sin() * scaling
     rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
     return rows.to(like.device, like.dtype)
 
 
-def _frequencies(config: Any, head_dim: int, length: int, layer_type: str) -> tuple[Tensor, float]:
+def _rotate_whole_heads(rope: dict) -> dict:
+    """Return the rope parameters of a model that rotates whole heads. Raises ModelError for a
+    scaling that transformers computes for a part of each head, with which its models fail."""
+    part, kind = rope.get("partial_rotary_factor"), rope.get("rope_type", "default")
+    if part in (None, 1.0) or kind == "proportional":  # which rotates whole heads, some by zero
+        return rope
+    if kind != "default":
+        raise ModelError(
+            f"config.json: partial_rotary_factor is {part} beside the rope type {kind!r}, but a "
+            "model of this type rotates whole heads; remove it"
+        )
+    return rope | {"partial_rotary_factor": 1.0}
+
+
+def _frequencies(
+    config: Any, rope: dict, head_dim: int, length: int, layer_type: str
+) -> tuple[Tensor, float]:
     """Compute the inverse frequencies, [dim / 2], or [length, dim / 2] if they change with the
     length; and the factor by which cosines and sines are scaled."""
-    rope = read_parameters(config, layer_type)
     kind = rope.get("rope_type", "default")
     if kind in SCALINGS:
         dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
@@ -96,19 +124,11 @@ def _frequencies(config: Any, head_dim: int, length: int, layer_type: str) -> tu
         layer_type=layer_type or None,
     )
     frequencies, scaling = init()
-    first_changed = {
-        "dynamic": config.max_position_embeddings,
-        "longrope": rope.get("original_max_position_embeddings"),
-    }.get(kind)
-    if first_changed is None or length <= first_changed:
+    trained = rope.get("original_max_position_embeddings")
+    if kind != "longrope" or trained is None or length <= trained:
         return frequencies, scaling
     frequencies = frequencies.repeat(length, 1)
-    if kind == "longrope":
-        long_frequencies = init(seq_len=first_changed + 1)[0]
-        frequencies[first_changed:] = long_frequencies
-    else:
-        for position in range(first_changed, length):
-            frequencies[position] = init(seq_len=position + 1)[0]
+    frequencies[trained:] = init(seq_len=trained + 1)[0]
     return frequencies, scaling
 
 
@@ -167,6 +187,12 @@ def _yarn_scale(factor: float, strength: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
 
 
-SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+SCALINGS = {
+    "default": _default,
+    "dynamic": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
 """Functions from theta ** exponents, [dim / 2], and the rope parameters, to the frequencies and the
 factor by which cosines and sines are scaled."""

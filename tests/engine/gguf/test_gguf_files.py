@@ -273,6 +273,18 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
     "partial rotation": (changed(qwen2__rope__dimension_count=8), "rotary embedding of 8 of 16"),
     "experts": (changed(qwen2__expert_count=8), "mixtures of experts are not supported in GGUF"),
     "rope scaling": (changed(qwen2__rope__scaling__type="longrope"), "rope scaling 'longrope'"),
+    "attention factor": (
+        changed(qwen2__rope__scaling__attn_factor=0.5),
+        "qwen2.rope.scaling.attn_factor is 0.5, which is not supported",
+    ),
+    "bidirectional": (
+        changed(qwen2__attention__causal=False),
+        "qwen2.attention.causal is False, which is not supported",
+    ),
+    "period of windows": (
+        changed(qwen2__attention__sliding_window_pattern=4),
+        "qwen2.attention.sliding_window_pattern is 4, which is not supported",
+    ),
     "tokenizer": (changed(tokenizer__ggml__model="bert"), "tokenizer 'bert' is not supported"),
     "pre-tokenizer": (changed(tokenizer__ggml__pre="glm4"), "pre-tokenizer 'glm4' is not"),
     "equal tokens": (changed(tokenizer__ggml__tokens=["a", "a"]), "tokens has equal tokens"),
