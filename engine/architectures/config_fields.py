@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from continuo.engine.errors import ModelError
 
@@ -146,8 +146,9 @@ def check_fields(path: Path, values: dict[str, Any]) -> None:
 
     Raises ModelError for a field that our decoder would have to apply and does not.
     """
-    text = values.get("text_config")
-    values = text if isinstance(text, dict) else values
+    text: Any = values.get("text_config")
+    if isinstance(text, dict):
+        values = cast("dict[str, Any]", text)
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in APPLIED_BY_TYPE:
         return
