@@ -71,7 +71,7 @@ def test_clean_page_and_module_pass() -> None:
         ("| cache | State-of-the-art |", "hype"),
         ("Look into /home/jane/docs first.", "path"),
         ("```sh\ncat /home/jane/notes\n```", "path"),
-        ("| log | `/root/log/1` |", "path"),
+        ("| log | `/home/jane/log` |", "path"),
         (words(PAGE_WORDS_MAX + 1), "sentence"),
         (words(PAGE_WORDS_MAX).removesuffix(".") + ",\nand `some code`.", "sentence"),
         ("Pages are kept in LRU order.", "abbreviation"),
