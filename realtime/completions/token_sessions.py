@@ -159,7 +159,7 @@ class TokenSessions:
         self, tenant: str, turn_id: str, prompt: RawPrompt, param: str, sampling: Sampling
     ) -> TokenTurn:
         """Start a turn without a session, and return it; `read` has its output. Raises Refusal."""
-        turn = self._turns.arrive(tenant, sampling, turn_id)
+        turn = self._turns.arrive(TokenTurn(tenant, sampling, turn_id))
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
             if not ids:
@@ -183,7 +183,7 @@ class TokenSessions:
         if record is None:
             raise _unknown_session(session_id)
         self._check_busy(record, position)
-        turn = self._turns.arrive(tenant, sampling, turn_id, record, position.after)
+        turn = self._turns.arrive(TokenTurn(tenant, sampling, turn_id, record, position.after))
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
             position = self._resolve(record, position)

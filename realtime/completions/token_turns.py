@@ -116,17 +116,8 @@ class TokenTurns:
             stop_ids=tuple(sorted(stop_ids)),
         )
 
-    def arrive(
-        self,
-        tenant: str,
-        sampling: Sampling,
-        name: str | None = None,
-        session: object | None = None,
-        after: str | None = None,
-    ) -> TokenTurn:
-        """Register a turn, with the arguments of TokenTurn. Each turn must be closed, also one that
-        is refused."""
-        turn = TokenTurn(tenant, sampling, name, session, after)
+    def arrive(self, turn: TokenTurn) -> TokenTurn:
+        """Register a turn, and return it. Each turn must be closed, also one that is refused."""
         self.register.add(turn)
         return turn
 
@@ -159,7 +150,7 @@ class TokenTurns:
         turns: list[TokenTurn] = []
         try:
             for ids in prompts:
-                turns.append(self.arrive(tenant, sampling))
+                turns.append(self.arrive(TokenTurn(tenant, sampling)))
                 await self.complete(turns[-1], ids, sampling, param)
         except BaseException:
             await self.close_all(turns)
