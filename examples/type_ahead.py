@@ -22,7 +22,8 @@ async def answer(client: RealtimeClient) -> None:
     async for delta in response:
         print(delta, end="", flush=True)
     if usage := response.usage:
-        print(f"\n({usage.cached_tokens} of {usage.input_tokens} tokens were ready)")
+        ready = usage.input_tokens - usage.prefilled_after_commit
+        print(f"\n({ready} of {usage.input_tokens} tokens were ready)")
 
 
 async def main(url: str) -> None:

@@ -442,6 +442,8 @@ class EngineLoop(Generic[TicketT]):
         running = sequence.turn
         if running is not None and not running.first_id_s and running.is_admitted:
             running.count_prefill(lease.committed, count)
+        elif running is None and turn is None:
+            sequence.count_ahead(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
             if turn is running:

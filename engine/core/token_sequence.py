@@ -1,5 +1,6 @@
 """TokenSequence: the ids of a session, its turn and the commands that wait for it."""
 
+import math
 from array import array
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ class TokenSequence:
 
     __slots__ = (
         "closing_command",
+        "computed_ahead",
+        "computed_from",
         "deferred",
         "deferred_span",
         "group",
@@ -51,6 +54,11 @@ class TokenSequence:
         ends."""
         self.deferred = DeferredCommands()
         """Commands that wait until neither a turn nor a step is in flight."""
+        self.computed_ahead = 0
+        """Tokens computed since a turn was last reported as ended, before the next one began: those
+        of words that were replaced too."""
+        self.computed_from: float = math.inf
+        """The first position of these tokens."""
         self.closing_command: CloseSession | None = None
         self.opening_command: AttachSession | ForkSession | None = None
         """The command that opened the session; None once it has taken effect."""
@@ -64,6 +72,12 @@ class TokenSequence:
     def is_busy(self) -> bool:
         """Whether a turn runs or ids are being computed; then commands must not change the log."""
         return self.turn is not None
+
+    def count_ahead(self, start: int, count: int) -> None:
+        """Record that `count` tokens from position `start` on were computed, and not for a turn
+        that was reported."""
+        self.computed_ahead += count
+        self.computed_from = min(self.computed_from, start)
 
     def has_emitted(self, turn: str, prompt: int, ids: "array[int]") -> bool:
         """Return whether the running or last turn has the id `turn` and the prompt ids[:prompt],

@@ -7,6 +7,7 @@ They act on the log and the turn of one sequence, and call its backend. They kno
 sessions nor what is deferred. `Sessions` decides when a transition may happen.
 """
 
+import math
 import secrets
 from array import array
 from collections.abc import Callable
@@ -181,6 +182,9 @@ class Transitions(Generic[SequenceT]):
         now = sequence.last_used_s = self._clock()
         model_s = self._backend.end_turn(sequence, turn, now, is_paused=is_paused)
         first_step_s = turn.first_step_s or now
+        found = turn.cached_tokens or 0
+        cached = min(found, max(sequence.computed_from, found - sequence.computed_ahead))
+        computed = sequence.computed_ahead + turn.computed_tokens
         is_traced = self._record_turn is not None and bool(turn.traceparent)
         if self._record_turn is not None and is_traced:
             self._record_turn(turn, now)
@@ -190,7 +194,9 @@ class Transitions(Generic[SequenceT]):
             reason=reason,
             length=len(sequence.ids),
             prompt_tokens=turn.prompt_tokens,
-            cached_tokens=turn.cached_tokens or 0,
+            cached_tokens=int(cached),
+            computed_tokens=computed,
+            prefilled_after_commit=turn.computed_tokens,
             output_tokens=turn.output_tokens,
             seed=turn.seed,
             residency=turn.residency,
@@ -205,6 +211,9 @@ class Transitions(Generic[SequenceT]):
         sequence.last_turn_ended = None if drop_output else ended
         if emit_event and not is_paused:
             self._emit(ended)
+            sequence.computed_ahead, sequence.computed_from = 0, math.inf
+        else:
+            sequence.count_ahead(found, turn.computed_tokens)
 
     def end_paused_turn(
         self, sequence: SequenceT, ended: TurnEnded, *, drop_output: bool = False
@@ -215,6 +224,8 @@ class Transitions(Generic[SequenceT]):
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
             sequence.log.record_turn(ended.turn, ended.prompt_tokens)
+        ended = msgspec.structs.replace(ended, computed_tokens=sequence.computed_ahead)
+        sequence.computed_ahead, sequence.computed_from = 0, math.inf
         sequence.paused_turn, sequence.last_turn_ended = None, None if drop_output else ended
         self._emit(ended)
 

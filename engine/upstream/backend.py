@@ -134,7 +134,9 @@ class UpstreamBackend:
         sequence.prefill, sequence.prefilled_ids = None, array("i")
         if has_computed:
             common = common_prefix_length(sequence.ids, ids)
-            sequence.computed = max(sequence.computed, common)
+            if common > sequence.computed:
+                sequence.count_ahead(sequence.computed, common - sequence.computed)
+                sequence.computed = common
             self.compute_ahead(sequence)
 
     def stop_computing(self, sequence: UpstreamSequence) -> None:
@@ -168,13 +170,14 @@ class UpstreamBackend:
     def end_turn(
         self,
         sequence: UpstreamSequence,
-        turn: Turn,  # noqa: ARG002
+        turn: Turn,
         now: float,  # noqa: ARG002
         *,
         is_paused: bool,  # noqa: ARG002
     ) -> float:
         """Close the request of a turn. Returns 0: how long the server has computed is unknown."""
         self._running_turns -= 1
+        turn.computed_tokens = turn.prompt_tokens - (turn.cached_tokens or 0)
         _cancel(sequence.request)
         sequence.request = None
         sequence.computed = min(sequence.computed, len(sequence.ids))

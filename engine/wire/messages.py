@@ -437,8 +437,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     the turn was cancelled with `CancelTurn.drop`."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed
-    again."""
+    """Prompt tokens whose KV existed when the turn was first admitted, and was not computed since
+    the last turn of the session ended."""
     output_tokens: int
     seed: int
     residency: KVResidency = "none"
@@ -452,6 +452,11 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     """Seconds that the device computed, for any session, from the request to the end of the
     turn."""
     error: str | None = None
+    computed_tokens: int = 0
+    """Tokens before the output that were computed for the session since its last turn ended: ahead
+    of the turn too, and those of words that were replaced."""
+    prefilled_after_commit: int = 0
+    """Number of `computed_tokens` that were computed after the turn was requested."""
     traced: bool = False
     """Whether the engine exports spans of the turn, below that of `Generate.traceparent`."""
 

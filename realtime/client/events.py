@@ -69,8 +69,9 @@ class ResumeInfo(msgspec.Struct, kw_only=True):
     """Seconds for which a session without a connection can be resumed."""
 
 
-class CachedTokens(msgspec.Struct, kw_only=True):
+class InputDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
+    prefilled_after_commit: int = 0
 
 
 class Timing(msgspec.Struct, kw_only=True):
@@ -83,14 +84,20 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    input_token_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
+    input_token_details: InputDetails = msgspec.field(default_factory=InputDetails)
     timing: Timing | None = None
     residency: KVResidency | None = None
 
     @property
     def cached_tokens(self) -> int:
-        """Input tokens whose KV was in the cache."""
+        """Input tokens that were not computed since the last response."""
         return self.input_token_details.cached_tokens
+
+    @property
+    def prefilled_after_commit(self) -> int:
+        """Input tokens that were computed after the response was requested; the others were known
+        or computed before."""
+        return self.input_token_details.prefilled_after_commit
 
 
 class ResponseError(msgspec.Struct, kw_only=True):

@@ -95,6 +95,8 @@ class TokenTurn:
             queued_s=ended.queued_s,
             prefill_s=ended.prefill_s,
             residency=ended.residency,
+            computed_tokens=ended.computed_tokens,
+            prefilled_after_commit=ended.prefilled_after_commit,
         )
 
 

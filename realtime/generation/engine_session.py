@@ -58,6 +58,8 @@ class EngineSession:
         self._tail: list[int] = []
         self._draft: list[int] = []
         self._parent = parent
+        self.pushed_tokens = 0
+        """Tokens sent to be computed since the last turn began: no turn has reported them yet."""
         self._turn: TurnStream | None = None
         """The turn that is appending to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()
@@ -116,7 +118,7 @@ class EngineSession:
                         )
                     except (SessionDetached, UnknownEngineSession):
                         self._invalidate()
-            self._may_exist, self._parent = True, None
+            self._may_exist, self._parent, self.pushed_tokens = True, None, 0
             emitted = sampled_ids or ()
             unfinished = UnfinishedTurn(turn_id, sampling, len(emitted), traceparent)
             turn = await self._attach(desired, [*tail, *emitted], (), unfinished)
@@ -198,9 +200,11 @@ class EngineSession:
             await self._engine.rewind(self.session_id, self.length - len(old) + keep)
         if keep < len(new):
             await self._append(new[keep:], final=draft is not None and not draft)
+            self.pushed_tokens += len(new) - keep
         self._spans, self._tail = desired, []
         if draft is not None and self._draft != list(draft):
             await self._engine.append(self.session_id, draft, "provisional")
+            self.pushed_tokens += len(draft) - common_prefix_length(self._draft, draft)
             self._draft = list(draft)
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
@@ -234,6 +238,7 @@ class EngineSession:
         failed = next((result for result in results if isinstance(result, BaseException)), None)
         if failed is None and isinstance(started, TurnStream):
             self._spans, self._tail, self._turn = desired, header, started
+            self.pushed_tokens = 0
             return started
         if isinstance(started, TurnStream):
             await self.cancel_turn(started, discard_output=True)

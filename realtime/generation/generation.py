@@ -256,6 +256,8 @@ class Generation:
                 model_s=round(ended.model_s, 6),
                 residency=ended.residency,
                 reasoning_tokens=self._reasoning_tokens,
+                computed_tokens=ended.computed_tokens,
+                prefilled_after_commit=ended.prefilled_after_commit,
             ),
         )
         match ended.reason:

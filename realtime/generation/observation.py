@@ -106,7 +106,7 @@ class ResponseObservation:
         metrics.prompt_tokens.inc(usage.input_tokens)
         metrics.prefix_cache_queries.inc(usage.input_tokens)
         metrics.prefix_cache_hits.inc(usage.cached_tokens)
-        metrics.prefill_tokens.observe(usage.input_tokens - usage.cached_tokens)
+        metrics.prefill_tokens.observe(usage.computed_tokens)
         metrics.turns_by_residency.labels(usage.residency).inc()
         metrics.request_queue_time_seconds.observe(usage.queued_s)
         metrics.request_prefill_time_seconds.observe(usage.prefill_s)

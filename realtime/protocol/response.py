@@ -22,7 +22,7 @@ IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
 class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens whose KV was found in a cache instead of computed."""
+    """Input tokens that were not computed since the last response of the session."""
     output_tokens: int = 0
     queued_s: float = 0.0
     prefill_s: float = 0.0
@@ -32,6 +32,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     residency: KVResidency = "none"
     reasoning_tokens: int = 0
     """Output tokens of the reasoning, and of the tokens around it."""
+    computed_tokens: int = 0
+    """Tokens before the output that were computed since the last response of the session: also
+    ahead of this one, and those of words that were replaced."""
+    prefilled_after_commit: int = 0
+    """Number of `computed_tokens` that were computed after the response was requested."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -266,6 +266,7 @@ def _build_session(
         event_log,
         context_window,
         factory.tokenizer_threads,
+        tenant.rate_limits.has_tokens,
     )
     session_id = session_writer.lease.session
     return Session(

@@ -311,8 +311,13 @@ class Session:
         self._active_responses.abandon_all()
 
     async def _release_engine_sessions(self) -> None:
-        """Cancel active responses and close the engine sessions."""
+        """Cancel active responses and close the engine sessions. What was computed ahead of a
+        response that never began is charged."""
         self._state_machine.advance(Trigger.CLOSE)
+        self._parts.tenant_rate_limits.charge_tokens(
+            self._unit_of_work.engine_session.pushed_tokens
+        )
+        self._unit_of_work.engine_session.pushed_tokens = 0
         engine_sessions = {
             self._unit_of_work.engine_session,
             *(generation.engine_session for generation in self._active_responses),

@@ -129,6 +129,7 @@ class UnitOfWork:
         event_log: EventLog,
         context_window: ContextWindow,
         tokenizer_threads: TokenizerThreads,
+        has_tokens: Callable[[int], bool],
     ) -> None:
         """Args:
         initial: content to begin with: empty, copied from another session, or as the store has it.
@@ -137,6 +138,8 @@ class UnitOfWork:
         event_log: receives the events of a change once the store has the change.
         context_window: items that do not fit into it move out of window, oldest first.
         tokenizer_threads: those of the gateway, which tokenize long texts.
+        has_tokens: returns whether the tenant may compute more than this number of tokens now. As
+            long as it may not, nothing is computed ahead of a response.
         """
         self.state_machine = StateMachine()
         self.settings = initial.settings
@@ -152,6 +155,7 @@ class UnitOfWork:
         self.checkpoints: dict[str, ResponseCheckpoint] = {}
         """Checkpoints of the active responses, by response id."""
         self._tokenizer_threads = tokenizer_threads
+        self._has_tokens = has_tokens
         self._lock = asyncio.Lock()
         """Serializes changes: writes and events have the same order."""
 
@@ -447,7 +451,7 @@ class UnitOfWork:
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:
         limit = self.context_window.context_tokens
-        if conversation.length > limit:
+        if conversation.length > limit or not self._has_tokens(self.engine_session.pushed_tokens):
             return
         if draft:
             stable_text = stable_prefix(draft)

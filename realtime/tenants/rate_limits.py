@@ -97,6 +97,11 @@ class TenantRateLimits:
                 self.charge_tokens(min(chars // CHARS_PER_TOKEN, tokens_max))
             raise
 
+    def has_tokens(self, promised: int) -> bool:
+        """Return whether more than `promised` tokens may be computed now."""
+        bucket = self._buckets.get("tokens")
+        return bucket is None or bucket.available > promised
+
     def charge_tokens(self, tokens: int) -> None:
         """Charge tokens that were computed outside of a response, such as those of new
         instructions."""
@@ -104,12 +109,11 @@ class TenantRateLimits:
         self._usage += TenantUsage(computed_tokens=tokens)
 
     def charge_usage(self, usage: Usage | None) -> None:
-        """Charge the tokens of a response; those found in KV are free."""
+        """Charge the tokens that were computed for a response, ahead of it too."""
         if usage is not None:
-            computed = usage.input_tokens - usage.cached_tokens + usage.output_tokens
-            self._take("tokens", computed)
+            self._take("tokens", usage.computed_tokens + usage.output_tokens)
             self._usage += TenantUsage(
-                computed_tokens=usage.input_tokens - usage.cached_tokens,
+                computed_tokens=usage.computed_tokens,
                 cached_tokens=usage.cached_tokens,
                 generated_tokens=usage.output_tokens,
             )

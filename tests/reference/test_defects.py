@@ -326,7 +326,7 @@ def test_11_host_tier_keeps_kv_of_idle_sessions(ahead: int) -> None:
         assert core.turn_ids(name) == oracle(log, 2)
         assert core.runner.token_count - before <= 2 + ahead
         assert core.turn_end(name).residency == "host"
-        assert core.turn_end(name).cached_tokens == 29
+        assert core.turn_end(name).prefilled_after_commit == 1
 
 
 def test_12_audit_detects_faults_while_sessions_are_open() -> None:

@@ -384,6 +384,8 @@ class Scheduler:
         for victim in victims:
             self.retract(victim)
         restore_kv(self.cache, sequence, match_shared=sequence.turn_count == 1)
+        if sequence.computed_ahead and lease.committed == len(sequence.ids):
+            sequence.computed_ahead -= 1  # the last id is computed again, for its logits
         self.cache.rewind(lease, len(sequence.ids) - 1)
         self.admission.admit(sequence, self._steps)
         if turn.cached_tokens is None:

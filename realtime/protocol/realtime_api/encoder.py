@@ -427,6 +427,7 @@ def encode_usage(usage: Usage) -> server_events.UsageOut:
             text_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             cached_tokens_details=server_events.CachedDetails(text_tokens=usage.cached_tokens),
+            prefilled_after_commit=usage.prefilled_after_commit,
         ),
         output_token_details=server_events.OutputDetails(
             text_tokens=usage.output_tokens, reasoning_tokens=usage.reasoning_tokens or UNSET

@@ -162,6 +162,9 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
     image_tokens: int = 0
     cached_tokens: int
     cached_tokens_details: CachedDetails
+    prefilled_after_commit: int
+    """Extension: tokens that were computed after the response was requested; the others were known
+    or computed before."""
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):

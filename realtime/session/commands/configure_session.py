@@ -27,8 +27,6 @@ async def execute(context: CommandContext, command: ConfigureSession) -> None:
                 chars=chars,
             )
         )
-    if is_head_replaced:
-        context.rate_limits.charge_tokens(len(context.conversation.head.ids))
 
 
 def replay(context: CommandContext, _command: ConfigureSession, _result: str) -> bool:

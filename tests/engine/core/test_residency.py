@@ -70,7 +70,7 @@ def test_kv_recomputed_by_a_provisional_append_is_reported_recomputed() -> None:
     assert info(core, "idle").lost_tokens == 0
     core.append("idle", [7, 7], span="commit")
     assert residency_of_next_turn(core, "idle") == "recomputed"
-    assert core.turn_end("idle", "next").cached_tokens == 34
+    assert core.turn_end("idle", "next").prefilled_after_commit == 1
 
 
 def test_fork_of_evicted_kv_is_reported_recomputed() -> None:

@@ -115,8 +115,11 @@ async def test_ids_are_computed_while_they_are_typed(harness: UpstreamHarness) -
     await harness.engine.append(session, PROMPT[:8], "commit")
     turn = await harness.engine.generate(session, Sampling(max_tokens=2))
     assert await collect_ids(turn) == oracle(PROMPT + PROMPT[:8], 2)
-    assert turn.ended is not None
-    assert turn.ended.cached_tokens >= 16
+    ended = turn.ended
+    assert ended is not None
+    assert ended.cached_tokens == 0
+    assert ended.prefilled_after_commit <= len(PROMPT) + 8 - 16
+    assert ended.computed_tokens >= len(PROMPT) + 8
 
 
 async def test_cancelled_turn_closes_its_request(harness: UpstreamHarness) -> None:

@@ -92,7 +92,9 @@ async def test_edits_rewind_to_the_first_changed_token(
             "computed other tokens than it reported"
         )
         usage = (await create_response(client, 1))["usage"]
-        assert usage["input_token_details"]["cached_tokens"] == kept + prefilled
+        details = usage["input_token_details"]
+        assert details["cached_tokens"] == kept
+        assert usage["input_tokens"] - details["prefilled_after_commit"] == kept + prefilled
 
 
 async def test_changes_that_invalidate_no_kv_report_no_rewind(server: RunningServer) -> None:

@@ -158,7 +158,7 @@ async def test_voice_conversation_prefills_only_new_tokens(voice: Voice) -> None
         assert interrupted or ids == expected
         usage = response.usage
         assert usage is not None
-        prefilled.append(usage.input_tokens - usage.cached_tokens)
+        prefilled.append(usage.prefilled_after_commit)
         assert usage.cached_tokens >= cached - 1, "a part of the history was prefilled again"
         cached = usage.input_tokens
         if interrupted:

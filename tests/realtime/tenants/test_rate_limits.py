@@ -59,7 +59,7 @@ def test_only_computed_tokens_count_and_may_exceed_the_limit() -> None:
     clock = Clock()
     tenant = tenant_limits(clock, tokens=60)
     begin(tenant)
-    tenant.charge_usage(Usage(input_tokens=100, cached_tokens=90, output_tokens=5))
+    tenant.charge_usage(Usage(input_tokens=100, computed_tokens=10, output_tokens=5))
     assert remaining(tenant) == {"tokens": 45}
     tenant.charge_usage(Usage(output_tokens=55))
     assert remaining(tenant) == {"tokens": 0}

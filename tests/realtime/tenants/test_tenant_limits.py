@@ -14,6 +14,8 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import Store, StoreError, TenantUsage, delete_tenant, open_store
 from continuo.realtime.tenants.tenants import Tenants
 from tests.support.clients import (
+    RealtimeClient,
+    RequestRefused,
     connect_realtime,
     connect_responses,
     open_realtime_session,
@@ -110,6 +112,7 @@ async def test_sessions_above_the_limit_are_refused_also_when_opened_at_once(
             pass
 
 
+@pytest.mark.long
 async def test_responses_above_the_limit_wait_and_then_are_refused(
     harness: EngineHarness, tmp_path: Path
 ) -> None:
@@ -320,6 +323,68 @@ async def test_usage_is_recorded_by_tenant(harness: EngineHarness, tmp_path: Pat
             generated_tokens=5,
         )
         assert await store.tenants.read_usage("umbrella") == TenantUsage()
+
+
+async def type_message(client: RealtimeClient, number: int) -> None:
+    text = f"{number} is the number of this message, which is computed while it is typed "
+    for _ in range(3):
+        await client.send("input_text_buffer.append", text=text)
+
+
+async def respond_until_refused(client: RealtimeClient) -> tuple[int, str]:
+    """Type messages, and request a response to each, until one is refused. Returns how many tokens
+    the responses say were computed, and the code of the refusal."""
+    used = 0
+    for number in range(20):
+        await type_message(client, number)
+        await client.send("input_text_buffer.commit")
+        try:
+            response = await client.start_response(max_output_tokens=2, ignore_eos=True)
+        except RequestRefused as refused:
+            return used, refused.code
+        await client.wait_response(response)
+        usage = client.ended_responses[response]["usage"]
+        details = usage["input_token_details"]
+        computed = usage["input_tokens"] - details["cached_tokens"]
+        assert computed >= details["prefilled_after_commit"]
+        assert computed >= 50, "the words were computed since the last response"
+        used += computed + usage["output_tokens"]
+    raise AssertionError("no response was refused")
+
+
+async def test_words_typed_ahead_count_against_the_limit(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    """Words are computed while they are typed. A response reports them as computed; when the limit
+    is used up, the next response is refused, and nothing more is computed ahead."""
+    async with (
+        serve(harness, tmp_path, tokens_per_minute=1_000) as server,
+        open_realtime_session(server.url) as client,
+    ):
+        used, code = await respond_until_refused(client)
+        assert (used >= 500, code) == (True, "rate_limit_exceeded")
+        before = harness.runner.token_count
+        await type_message(client, 99)
+        await client.send("no.such.event")  # when it is answered, the words have been taken
+        await client.wait_for("error")
+        assert harness.runner.token_count == before
+
+
+async def test_words_typed_ahead_of_no_response_are_charged(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    store = await shared_store(harness)
+    async with serve(harness, tmp_path, store) as server:
+        async with open_realtime_session(server.url) as client:
+            await client.send("input_text_buffer.append", text="words that nobody answers " * 4)
+            await client.send("no.such.event")  # when it is answered, the words have been taken
+            await client.wait_for("error")
+            session = client.session_id
+        assert await server.registry.delete(session, "acme")
+        await server.registry.tenants.exchange(store)
+        usage = await store.tenants.read_usage("acme")
+        assert usage.computed_tokens >= 60
+        assert (usage.requests, usage.generated_tokens) == (0, 0)
 
 
 async def test_limits_a_minute_are_shared_by_the_gateways_of_a_redis(

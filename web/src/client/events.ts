@@ -122,7 +122,8 @@ export interface Usage {
   total_tokens: number;
   input_tokens: number;
   output_tokens: number;
-  input_token_details: { cached_tokens: number };
+  /** Input tokens that were not computed since the last response; those computed after this one was requested. */
+  input_token_details: { cached_tokens: number; prefilled_after_commit: number };
   output_token_details?: { text_tokens: number; reasoning_tokens?: number };
   /** Seconds in the queue, from there to the first token, and of computation on the device. */
   timing?: { queued_s: number; prefill_s: number; model_s: number };

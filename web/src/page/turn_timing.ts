@@ -68,14 +68,14 @@ export class TurnTiming {
     this.#requestedAt = this.#firstAt = null;
     const tokens = usage?.output_tokens ?? 0;
     if (!usage || !tokens) return null;
-    const reused = usage.input_token_details.cached_tokens;
+    const prefilled = usage.input_token_details.prefilled_after_commit;
     return {
       id,
       ttft: requestedAt === null || firstAt === null ? null : firstAt - requestedAt,
       ...(requestedAt === null || firstAt === null ? { itl: null } : this.#perToken(firstAt, tokens)),
       tokens,
-      prefilled: usage.input_tokens - reused,
-      reused,
+      prefilled,
+      reused: usage.input_tokens - prefilled,
       residency: usage.residency ?? null,
     };
   }

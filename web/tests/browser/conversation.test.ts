@@ -64,7 +64,8 @@ it('sends text while it is typed, and prefills it before it is committed', async
   const since = chat.wire.sent.slice(before).map(({ type }) => type);
   expect(since).toEqual(['input_text_buffer.commit', 'response.create']);
   const usage = chat.wire.receivedOf('response.done').at(-1)?.response.usage;
-  expect((usage?.input_tokens ?? 0) - (usage?.input_token_details.cached_tokens ?? 0)).toBeLessThan(8);
+  expect(usage?.input_token_details.prefilled_after_commit).toBeLessThan(8);
+  expect((usage?.input_tokens ?? 0) - (usage?.input_token_details.cached_tokens ?? 0)).toBeGreaterThan(8);
 });
 
 it('shows nothing after an edited message but its response', async () => {

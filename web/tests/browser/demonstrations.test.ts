@@ -59,8 +59,8 @@ function lastResponse(chat: ChatPage): RealtimeResponse {
 /** The figures of the last turn, as the page words them. */
 function lastFigures(chat: ChatPage): { prefilled: number; reused: number; text: string } {
   const usage = lastResponse(chat).usage;
-  const reused = usage?.input_token_details.cached_tokens ?? 0;
-  const prefilled = (usage?.input_tokens ?? 0) - reused;
+  const prefilled = usage?.input_token_details.prefilled_after_commit ?? 0;
+  const reused = (usage?.input_tokens ?? 0) - prefilled;
   return { prefilled, reused, text: `${prefilled} prefilled, ${reused} reused` };
 }
 

@@ -16,9 +16,8 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
   for (const [n, text] of ['Hello?', 'Is it you?'].entries()) {
     await chat.sendAndWait(text);
     const usage = wire.receivedOf('response.done').at(-1)?.response.usage;
-    const cached = usage?.input_token_details.cached_tokens ?? 0;
-    const prefilled = (usage?.input_tokens ?? 0) - cached;
-    const caption = `Turn ${n + 1}: ${prefilled} prefilled, ${cached} reused`;
+    const prefilled = usage?.input_token_details.prefilled_after_commit ?? 0;
+    const caption = `Turn ${n + 1}: ${prefilled} prefilled, ${(usage?.input_tokens ?? 0) - prefilled} reused`;
     await tokens.getByText(caption, { exact: true }).waitFor();
     const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, (then \\d.* m?s per token|the others together)$`);
     await latency.getByText(times).waitFor();

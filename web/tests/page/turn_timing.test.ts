@@ -20,7 +20,7 @@ function play(deltas: number[], { tokens = deltas.length, cutAt = Infinity } = {
     now = 1000 + at;
     receive({ type: 'response.output_text.delta', delta: 'x' });
   }
-  const usage = { input_tokens: 10, output_tokens: tokens, input_token_details: { cached_tokens: 9 } };
+  const usage = { input_tokens: 10, output_tokens: tokens, input_token_details: { cached_tokens: 0, prefilled_after_commit: 1 } };
   return receive({ type: 'response.done', response: { id: 'resp_1', conversation_id: 'conv_1', usage } });
 }
 
@@ -56,7 +56,7 @@ it('times the next turn after one that was not', () => {
       now += 5;
       timing.receive({ type: 'response.output_text.delta', delta: 'x' } as ServerEvent);
     }
-    const usage = { input_tokens: 10, output_tokens: 3, input_token_details: { cached_tokens: 9 } };
+    const usage = { input_tokens: 10, output_tokens: 3, input_token_details: { cached_tokens: 0, prefilled_after_commit: 1 } };
     const response = { id: 'resp_1', conversation_id: 'conv_1', usage };
     return timing.receive({ type: 'response.done', response } as ServerEvent);
   };
