@@ -1,7 +1,7 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test quick fuzz attack faults soak worlds upstream frozen check format docs release clean
+.PHONY: help setup web demo test quick fuzz attack faults soak worlds upstream check format docs release clean
 .PHONY: environments system check-format check-lint check-types check-imports check-prose check-web
 .DEFAULT_GOAL := help
 
@@ -30,7 +30,6 @@ help:
 	@echo "make soak     run mixed clients for an hour; memory, files and keys stay flat   (make soak ARGS='--minutes 5')"
 	@echo "make worlds   run random histories in crowded engines for an hour (make worlds ARGS='--minutes 5')"
 	@echo "make upstream install llama-server and vLLM, and test an engine on them  (make upstream KIND=llama-server)"
-	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    check format, lint, types, imports, prose, docs and web/"
 	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
 	@echo "make format   format the code and fix lint"
@@ -86,9 +85,6 @@ soak: $(VENV)/ready-dev
 
 worlds: $(VENV)/ready-dev
 	$(BIN)/python -m tests.worlds $(ARGS)
-
-frozen: $(VENV)/ready-dev
-	$(BIN)/python -m tests.frozen --lives 10000 $(ARGS)
 
 check: $(VENV)/ready-dev
 	@$(MAKE) --no-print-directory --jobs --output-sync=target \

@@ -5,7 +5,6 @@
     goldens   transcripts of the OpenAI SDKs (tests/clients/golden)
     store     a SQLite file and a dump of Redis after a scenario, and the events that clients
               receive when they resume from them
-    lives     all frames that clients sent and received in 10,000 simulated lives (tests/simulation)
 
 Each is a module here and a file in data/, which was written by code that is known to be good. The
 sentences of error messages are masked everywhere: they may be improved. A failing test shows a
@@ -13,8 +12,7 @@ change that clients, stores or peers of an older version would notice. If the ch
 
     python -m tests.frozen --write NAME
 
-writes the file again (delete lives.txt first), and the commit explains how older versions are
+writes the file again, and the commit explains how older versions are
 served. The tests observe the product from outside, over its protocols and its stores, and import
-little of it, so that they need not change with it. The lives also depend on tests/simulation: the
-strings that seed a generator there, and the order of its faults and names, determine each life.
+little of it, so that they need not change with it.
 """

@@ -12,7 +12,7 @@ import pytest
 from tests.realtime.conftest import chat_folder
 from tests.simulation.world import simulate
 
-SEEDS = 200
+SEEDS = 300
 SEEDS_PER_TEST = 10
 REGRESSION_SEEDS = (
     642,

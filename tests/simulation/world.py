@@ -8,7 +8,7 @@ import traceback
 import warnings
 from functools import lru_cache
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -32,24 +32,13 @@ RECOVERY_TIMEOUT_S = 120.0
 MESSAGES = ("hello", "and then?", "a b c", "tell me more", "no, wait", "why?")
 
 
-class ClientFrame(NamedTuple):
-    """Frame at a client's end of a connection."""
-
-    client: str
-    kind: Literal["sent", "received", "closed"]
-    content: Any
-    """JSON; for `closed` the code and the reason, or None if the connection was cut."""
-
-
 class SimulationResult:
-    """Result of a simulation: the hash of its trace, its faults and the frames of its clients."""
+    """Result of a simulation: the hash of its trace, and its faults."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.fault_names: list[str] = []
         self.event_count = 0
-        self.frames: list[ClientFrame] = []
-        """Frames of all clients, in order."""
 
     def record(self, line: str) -> None:
         self.event_count += 1
@@ -142,26 +131,14 @@ class Simulation:
         return dial
 
     def _record_frames(self, client: str, endpoint: Endpoint) -> None:
-        """Wrap the methods of a client's endpoint so that every frame is recorded."""
-        frames = self.result.frames
-        receive, send, close = endpoint._receive, endpoint.send, endpoint.mark_closed
+        """Wrap a client's endpoint so that the trace has every frame that the client receives."""
+        receive = endpoint._receive
 
         def recorded_receive(data: Any) -> None:
             self._tell(f"{client} {data}")
-            frames.append(ClientFrame(client, "received", data))
             receive(data)
 
-        def recorded_send(data: Any) -> None:
-            frames.append(ClientFrame(client, "sent", data))
-            send(data)
-
-        def recorded_close(reason: Any = None) -> None:
-            frames.append(ClientFrame(client, "closed", reason))
-            close(reason)
-
         endpoint._receive = recorded_receive  # type: ignore[method-assign]
-        endpoint.send = recorded_send  # type: ignore[method-assign]
-        endpoint.mark_closed = recorded_close  # type: ignore[method-assign]
 
     # ------------------------------------------------------------ faults
 

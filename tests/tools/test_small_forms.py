@@ -55,7 +55,6 @@ FORMS = {
         rf"(?m)^No fault found\.|^seed \d+: (?:{STALL})",
         statuses=BUSY,
     ),
-    "make frozen": Form("make frozen ARGS='--trace 7'", r"(?m)^person-\d received "),
     "make faults": Form("make faults ROW=F3 ARGS='--seed 1'", r"tests\.faults F3 --seed 1\n"),
     "make soak": Form(
         "make soak ARGS='--minutes 0.05 --seed 7'", r"(?m)^seed 7: gateway 0 ", (needs_redis,)
