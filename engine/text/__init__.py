@@ -17,6 +17,8 @@ from continuo.engine.text.grammar import (
     GrammarCompiler,
     GrammarMatcher,
     SchemaError,
+    build_regex_grammar,
+    find_grammar_problem,
     find_schema_problem,
 )
 from continuo.engine.text.model_text import ModelText
@@ -75,6 +77,8 @@ __all__ = [
     "ToolDefinition",
     "ToolFormat",
     "ToolParser",
+    "build_regex_grammar",
+    "find_grammar_problem",
     "find_schema_problem",
     "find_types",
 ]

@@ -36,7 +36,7 @@ MIB = 1024 * 1024
 SOURCE_BYTES_MAX = 256 * 1024
 """Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
-"""Longest JSON schema that can be enforced."""
+"""Longest JSON schema or regex that can be enforced."""
 CACHE_BYTES_MAX = 64 * 1024 * 1024
 """Size of the cache of compiled grammars, in resident bytes."""
 TRIAL_S_MAX = 0.05
@@ -61,7 +61,7 @@ _REUSE_S_MAX = 0.02
 """Time of masks after which a grammar is compiled again for the next turn, or _REUSE_COMPILATIONS
 times what that takes, if this is more."""
 _REUSE_COMPILATIONS = 4
-_SCHEMA_PROBLEMS_BYTES_MAX = 1024 * 1024
+_PROBLEMS_BYTES_MAX = 1024 * 1024
 _TRIM_BYTES_MIN = 16 * 1024 * 1024
 _TRIM_INTERVAL_S = 10.0
 """The allocator gives memory back to the system after this many bytes of grammars were evicted, and
@@ -115,33 +115,54 @@ def build_json_rule(schema: str, **default: str) -> str:
     )
 
 
+def build_regex_grammar(regex: str) -> Grammar:
+    """Return the grammar of the outputs that a regular expression matches as a whole, in the syntax
+    of Rust's `regex`."""
+    literal = _LITERAL_ENDS.sub(lambda found: _ESCAPES.get(found[0], found[0]), regex)
+    return Grammar("lark", f"start: MATCH\nMATCH: /{literal}/")
+
+
+_LITERAL_ENDS = re.compile(r"\\\n|\\.|[/\n\r]")
+"""Ends of a regex literal of Lark, and the escapes that only look like one."""
+_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n"}
+
+
 def find_schema_problem(schema: str) -> str | None:
     """Explain in one line why a JSON schema cannot be enforced. Returns None if it can.
 
     May take tenths of a second the first time.
     """
-    if len(schema) > SCHEMA_CHARS_MAX:
-        return f"it has {len(schema):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
-    key = hashlib.sha256(schema.encode()).digest()
-    problem = _schema_problems.get(key)
+    return find_grammar_problem(Grammar("json_schema", schema))
+
+
+def find_grammar_problem(grammar: Grammar) -> str | None:
+    """Explain in one line why a grammar cannot be enforced. Returns None if it can.
+
+    May take tenths of a second the first time.
+    """
+    source = grammar.source
+    if len(source) > SCHEMA_CHARS_MAX:
+        return f"it has {len(source):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
+    key = _compute_key(grammar)
+    problem = _problems.get(key)
     if problem is None:
-        problem = _find_schema_problem(schema) or ""
-        _schema_problems.add(key, problem, 500 + sys.getsizeof(problem))
+        problem = _find_grammar_problem(grammar) or ""
+        _problems.add(key, problem, 500 + sys.getsizeof(problem))
     return problem or None
 
 
-_schema_problems: ResidentCache[bytes, str] = ResidentCache(_SCHEMA_PROBLEMS_BYTES_MAX)
-"""Problem of each schema that was checked, by its digest; empty if it has none."""
+_problems: ResidentCache[str, str] = ResidentCache(_PROBLEMS_BYTES_MAX)
+"""Problem of each grammar that was checked, by its key; empty if it has none."""
 
 
-def measure_schema_checks() -> CacheSize:
-    """Return the size of the cache of `find_schema_problem`, one for the process."""
-    return _schema_problems.size
+def measure_grammar_checks() -> CacheSize:
+    """Return the size of the cache of `find_grammar_problem`, one for the process."""
+    return _problems.size
 
 
-def _find_schema_problem(schema: str) -> str | None:
+def _find_grammar_problem(grammar: Grammar) -> str | None:
     try:
-        rule = llguidance.LLMatcher.grammar_from_lark(f"start: {build_json_rule(schema)}")
+        rule = llguidance.LLMatcher.grammar_from_lark(_to_lark(grammar))
     except SchemaError as error:
         return str(error)
     with _trial_lock:  # what is allocated and freed here would be measured by another thread

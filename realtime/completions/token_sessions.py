@@ -14,7 +14,7 @@ from typing import NamedTuple, TypedDict
 
 import msgspec
 
-from continuo.engine import EngineError, OutputChunk, Sampling, TurnStream
+from continuo.engine import EngineError, EngineReady, OutputChunk, Sampling, TurnStream
 from continuo.realtime.completions.token_turns import RawPrompt, TokenTurns
 from continuo.realtime.completions.turn_register import TokenTurn
 from continuo.realtime.errors import Refusal
@@ -23,8 +23,9 @@ from continuo.realtime.ids import generate_id
 
 TOKEN_SESSIONS_MAX = 10_000
 """Maximum number of token sessions of this process."""
-_SCHEMA = "sampling_params.json_schema"
-"""Field with the JSON schema of a turn."""
+FINISHED_TURNS_MAX = 1_024
+"""Maximum finished turns of a regular session that others can continue; the oldest are forgotten,
+as in the engine."""
 
 
 class TurnPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ class _Options(TypedDict, total=False):
 
 class FinishedTurn(NamedTuple):
     """A turn that others can continue. `prompt_tokens`, `length`: of the log when the turn began,
-    and at its end. `after`: the turn that it continues."""
+    and at its end, equal if its output was discarded. `after`: the turn that it continues."""
 
     prompt_tokens: int
     length: int
@@ -69,6 +70,13 @@ class TokenSession:
         """The finished turns of a regular session, by turn id."""
         self.length = 0
         """Length of the log."""
+
+    def add_finished(self, turn_id: str, turn: FinishedTurn) -> None:
+        """Record a turn that has finished, and forget the oldest if there are too many."""
+        self.finished.pop(turn_id, None)
+        self.finished[turn_id] = turn
+        if len(self.finished) > FINISHED_TURNS_MAX:
+            del self.finished[next(iter(self.finished))]
 
     def find_continuations(self, turn_id: str | None) -> set[str]:
         """Return the ids of the finished turns that continue a turn, or one of its continuations.
@@ -88,6 +96,11 @@ class TokenSessions:
         self._engine = turns.engine
         self._sessions: dict[tuple[str, str], TokenSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> EngineReady:
+        """Model and limits of the engine."""
+        return self._engine.ready
 
     async def open(
         self, tenant: str, session_id: str | None, *, is_streaming: bool, timeout_s: float | None
@@ -163,7 +176,7 @@ class TokenSessions:
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
             if not ids:
-                raise _empty_input()
+                raise _empty_input(param)
             await self._turns.complete(turn, ids, sampling, param)
         return turn
 
@@ -176,14 +189,20 @@ class TokenSessions:
         prompt: RawPrompt,
         param: str,
         sampling: Sampling,
+        *,
+        is_prefill_only: bool = False,
     ) -> TokenTurn:
         """Append a prompt to a session, start a turn and return it; `read` has its output. Raises
-        Refusal; then the session is unchanged."""
+        Refusal; then the session is unchanged.
+
+        `is_prefill_only`: the session keeps the prompt, and discards the output.
+        """
         record = self._sessions.get((tenant, session_id))
         if record is None:
             raise _unknown_session(session_id)
         self._check_busy(record, position)
         turn = self._turns.arrive(TokenTurn(tenant, sampling, turn_id, record, position.after))
+        turn.is_prefill_only = is_prefill_only
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
             position = self._resolve(record, position)
@@ -192,7 +211,7 @@ class TokenSessions:
             if history and bos and tuple(ids[: len(bos)]) == bos:
                 ids = ids[len(bos) :]
             if not history and not ids:
-                raise _empty_input()
+                raise _empty_input(param)
             bounded = self._turns.bound_sampling(sampling, history + len(ids), param)
             if position.replace:
                 await self._abort_continuations(record, turn)
@@ -213,6 +232,10 @@ class TokenSessions:
             await self._turns.begin(turn, bounded, start)
         return turn
 
+    async def close_turns(self, turns: Sequence[TokenTurn]) -> None:
+        """Close turns that nobody reads."""
+        await self._turns.close_all(turns)
+
     def read(self, turn: TokenTurn) -> AsyncGenerator[OutputChunk, None]:
         """Yield the output of a turn, which starts here if it had to wait. Raises Refusal."""
         return self._turns.read(turn)
@@ -227,7 +250,10 @@ class TokenSessions:
             raise
 
     async def _encode(self, turn: TokenTurn, prompt: RawPrompt, param: str) -> list[int]:
-        await self._turns.check_schema(turn.sampling, turn.tenant, _SCHEMA)
+        grammar = turn.sampling.grammar
+        is_schema = grammar is not None and grammar.kind == "json_schema"
+        field = "sampling_params.json_schema" if is_schema else "sampling_params.regex"
+        await self._turns.check_grammar(grammar, turn.tenant, field)
         return await self._turns.encode(prompt, turn.tenant, param)
 
     def _check_busy(self, record: TokenSession, position: TurnPosition) -> None:
@@ -288,10 +314,14 @@ class TokenSessions:
             with contextlib.suppress(EngineError):
                 await self._engine.rewind(record.engine_id, before)
             return
-        record.length = ended.length
+        record.length = ended.prompt_tokens if turn.is_prefill_only else ended.length
         if not record.is_streaming:
-            record.finished.pop(turn_id, None)
-            record.finished[turn_id] = FinishedTurn(ended.prompt_tokens, ended.length, turn.after)
+            record.add_finished(
+                turn_id, FinishedTurn(ended.prompt_tokens, record.length, turn.after)
+            )
+        elif turn.is_prefill_only:
+            with contextlib.suppress(EngineError):
+                await self._engine.rewind(record.engine_id, record.length)
 
     def _resolve(self, record: TokenSession, position: TurnPosition) -> TurnPosition:
         """Return where a turn begins, which is at the end of a streaming session. Raises
@@ -305,13 +335,18 @@ class TokenSessions:
                         param=f"session_params.{field}",
                     )
             return TurnPosition()
-        if position.after is not None and position.after not in record.finished:
+        if position.after is None:
+            return position
+        past = record.finished.get(position.after)
+        if past is None:
             raise Refusal(
                 f"The session has no finished turn with the id '{position.after}'.",
                 code="invalid_value",
                 param="session_params.rid",
             )
-        return position
+        is_output_discarded = past.length == past.prompt_tokens
+        drops = position.drop_previous_output or is_output_discarded
+        return msgspec.structs.replace(position, drop_previous_output=drops)
 
     def _history_length(self, record: TokenSession, position: TurnPosition) -> int:
         """Return the length of the history that an append continues."""
@@ -343,11 +378,11 @@ def _map_error(error: EngineError, param: str) -> Refusal:
     return refusal
 
 
-def _empty_input() -> Refusal:
+def _empty_input(param: str) -> Refusal:
     return Refusal(
         "The input has no tokens, and there is no history to continue.",
         code="invalid_value",
-        param="input_ids",
+        param=param,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from continuo.engine import (
     EngineClient,
     EngineError,
+    Grammar,
     OutputChunk,
     Sampling,
     SessionGroup,
@@ -25,7 +26,7 @@ from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import context_length_exceeded
 from continuo.realtime.generation.error_mapping import map_engine_error, require_engine
 from continuo.realtime.generation.observation import ResponseObservation
-from continuo.realtime.generation.output_grammar import check_schema
+from continuo.realtime.generation.output_grammar import check_grammar
 from continuo.realtime.generation.prompt import check_logit_bias
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import generate_id
@@ -79,14 +80,13 @@ class TokenTurns:
                     raise context_length_exceeded(self.context_tokens, detail, param) from error
         return [*text.bos_ids, *ids] if ids[: len(text.bos_ids)] != [*text.bos_ids] else ids
 
-    async def check_schema(self, sampling: Sampling, tenant: str, param: str) -> None:
-        """Check that the JSON schema of a turn, if it has one, can be enforced. Raises Refusal."""
-        if sampling.grammar is None:
+    async def check_grammar(self, grammar: Grammar | None, tenant: str, param: str) -> None:
+        """Check that the grammar of a turn, if it has one, can be enforced. Raises Refusal."""
+        if grammar is None:
             return
-        schema = sampling.grammar.source
         limits = self.tenants.of(tenant).rate_limits
-        with limits.charge_text(len(schema), 2 * self.context_tokens):
-            await check_schema(schema, param)
+        with limits.charge_text(len(grammar.source), 2 * self.context_tokens):
+            await check_grammar(grammar, param)
 
     def _check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         size = self.engine.ready.vocab_size

@@ -60,6 +60,8 @@ class TokenTurn:
         """Begins with the request for a turn slot."""
         self.settle: Callable[[], Awaitable[None]] | None = None
         """Called when the turn closes, before the next turn of its session begins."""
+        self.is_prefill_only = False
+        """Whether its output is discarded."""
         self.is_cancelled = False
         self.is_closed = False
         self.changed = asyncio.Event()

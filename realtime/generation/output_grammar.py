@@ -5,7 +5,14 @@ import asyncio
 
 import msgspec
 
-from continuo.engine import CallableTool, ChatTemplate, Grammar, ToolCallRules, find_schema_problem
+from continuo.engine import (
+    CallableTool,
+    ChatTemplate,
+    Grammar,
+    ToolCallRules,
+    find_grammar_problem,
+    find_schema_problem,
+)
 from continuo.realtime.protocol.commands import FieldNames
 from continuo.realtime.protocol.settings import GenerationSettings, ReasoningSettings, Tool
 from continuo.realtime.protocol.validation import invalid_parameter
@@ -106,7 +113,7 @@ def _check_enforceable(
         raise invalid_parameter(names.named_tool, f"no tool is called {choice.name!r}.")
     grammar = settings.sampling.grammar
     if grammar is not None and grammar.kind == "json_schema":
-        _check_schema(grammar.source, names.output_schema)
+        _check_grammar(grammar, names.output_schema)
     if not template.can_reason_with(settings.reasoning.effort):
         effort = settings.reasoning.effort
         reason = (
@@ -124,18 +131,16 @@ def _check_enforceable(
         )
 
 
-async def check_schema(schema: str, param: str) -> None:
-    """Check that a JSON schema can be enforced; it is compiled off the event loop. Raises
-    Refusal."""
-    await asyncio.to_thread(_check_schema, schema, param)
+async def check_grammar(grammar: Grammar, param: str) -> None:
+    """Check that a grammar can be enforced; it is compiled off the event loop. Raises Refusal."""
+    await asyncio.to_thread(_check_grammar, grammar, param)
 
 
-def _check_schema(schema: str, param: str) -> None:
-    problem = find_schema_problem(schema)
+def _check_grammar(grammar: Grammar, param: str) -> None:
+    problem = find_grammar_problem(grammar)
     if problem is not None:
-        raise invalid_parameter(
-            param, f"it cannot be enforced: {problem}.", code="invalid_json_schema"
-        )
+        code = "invalid_json_schema" if grammar.kind == "json_schema" else "invalid_value"
+        raise invalid_parameter(param, f"it cannot be enforced: {problem}.", code=code)
 
 
 def _to_callable(tool: Tool, template: ChatTemplate, *, is_required: bool) -> CallableTool:

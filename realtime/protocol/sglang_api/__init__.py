@@ -1,10 +1,10 @@
 """SGLang's native API: token sessions, and turns on token ids.
 
-body ───decode_body──▶ OpenSession, Generate, … ──decode_sampling──▶ Sampling
+body ───decode_body──▶ OpenSession, Generate, … ──decode_turns──▶ TurnRequest
 JSON, SSE ◀─────────────── GenerateReply ◀──encode_reply── output
 """
 
-from continuo.realtime.protocol.sglang_api.decoder import decode_prompt, decode_sampling
+from continuo.realtime.protocol.sglang_api.decoder import TurnRequest, decode_turns
 from continuo.realtime.protocol.sglang_api.encoder import (
     GenerateReply,
     OutputSoFar,
@@ -26,9 +26,9 @@ __all__ = [
     "GenerateReply",
     "OpenSession",
     "OutputSoFar",
+    "TurnRequest",
     "decode_body",
-    "decode_prompt",
-    "decode_sampling",
+    "decode_turns",
     "encode_reply",
     "encode_sse",
 ]

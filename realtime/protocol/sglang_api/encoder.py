@@ -36,6 +36,8 @@ class GenerateReply(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Place of the prompt, in the stream of a batch."""
 
 
 class TokenScore(msgspec.Struct, frozen=True):

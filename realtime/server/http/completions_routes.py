@@ -32,6 +32,7 @@ from continuo.realtime.protocol.completions_api.encoder import FinishReason, enc
 from continuo.realtime.protocol.response import Usage
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
+from continuo.realtime.server.http.merged_outputs import merge
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.server.http.served_model import ServedModels
 from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
@@ -133,34 +134,15 @@ class CompletionsRoutes:
         encoder: CompletionEncoder,
     ) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of all turns as they arrive, then the end of the stream."""
-        arrived: asyncio.Queue[Output | Refusal | None] = asyncio.Queue(maxsize=2 * len(turns))
-
-        async def pump(index: int) -> None:
-            try:
-                async with aclosing(self._read(index, turns[index], echoes[index])) as parts:
-                    async for part in parts:
-                        await arrived.put(part)
-                await arrived.put(None)
-            except Refusal as refusal:
-                await arrived.put(refusal)
-
-        pumps = [asyncio.create_task(pump(index)) for index in range(len(turns))]
+        sources = [self._read(n, turn, echoes[n]) for n, turn in enumerate(turns)]
         try:
-            unfinished = len(turns)
-            while unfinished:
-                match await arrived.get():
-                    case Output() as part:
-                        yield encoder.encode_chunk(part)
-                    case Refusal() as refusal:
-                        yield encode_sse({"error": replies.error_fields(refusal)})
-                        return
-                    case None:
-                        unfinished -= 1
+            async with aclosing(merge(sources)) as parts:
+                async for _, part in parts:
+                    yield encoder.encode_chunk(part)
             yield encoder.encode_end(_sum_usage(turns))
+        except Refusal as refusal:
+            yield encode_sse({"error": replies.error_fields(refusal)})
         finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
             await self._turns.close_all(turns)
 
     async def _read(self, index: int, turn: TokenTurn, echo: str) -> AsyncGenerator[Output, None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from continuo.realtime.completions import token_sessions
 from continuo.realtime.limits import TenantLimits
 from continuo.realtime.tenants.turn_slots import TurnSlot, TurnSlots
 from tests.realtime.responses.test_responses_http import streaming
@@ -431,8 +432,30 @@ async def test_idle_session_expires(api: Api) -> None:
     [
         ({}, "text"),
         ({"text": "x", "input_ids": [1]}, "text"),
-        ({"text": "x", "sampling_params": {"n": 2}}, "sampling_params.n"),
-        ({"text": "x", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+        ({"text": "x", "sampling_params": {"n": 65}}, "sampling_params.n"),
+        ({"text": ["x"] * 33, "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": "x", "sampling_params": {"regex": "(a"}}, "sampling_params.regex"),
+        ({"text": "x", "sampling_params": {"regex": "a\\"}}, "sampling_params.regex"),
+        ({"text": "x", "sampling_params": {"ebnf": "root ::= [a]"}}, "sampling_params.ebnf"),
+        ({"text": "x", "sampling_params": {"min_new_tokens": 3}}, "sampling_params.min_new_tokens"),
+        (
+            {"text": "x", "sampling_params": {"regex": "a", "json_schema": "{}"}},
+            "sampling_params.regex",
+        ),
+        ({"text": "x", "sampling_params": [{}, {}]}, "sampling_params"),
+        ({"text": ["x", "y"], "sampling_params": [{}, {"ebnf": "x"}]}, "sampling_params[1].ebnf"),
+        ({"text": ["x", "y"], "sampling_params": [{}, {"n": 2}]}, "sampling_params"),
+        ({"text": ["x", "y"], "rid": ["a", "a"]}, "rid"),
+        ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
+        ({"text": ["x", "y"], "session_params": {"id": "s"}}, "session_params"),
+        ({"text": ["x"] * 65}, "text"),
+        ({"text": []}, "text"),
+        ({"input_ids": [[1]] * 65}, "input_ids"),
+        ({"input_ids": [[1], 1]}, "input_ids"),
+        ({"input_ids": [[1], []]}, "input_ids[1]"),
+        ({"input_ids": [[1], [99999]]}, "input_ids[1][0]"),
+        ({"text": "x", "image_data": ["x"]}, "image_data"),
+        ({"text": "x", "lora_path": "x"}, "lora_path"),
         ({"text": "x", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"text": "x" * 500}, "text"),
@@ -448,3 +471,140 @@ async def test_invalid_request_is_refused_by_name(
 ) -> None:
     status, reply = await api.post("/generate", body)
     assert (status, reply["error"]["param"]) == (400, param)
+
+
+async def test_parameters_that_ask_for_nothing_are_accepted(api: Api) -> None:
+    """SGLang's Python client sends them with each request."""
+    nothing = {"min_new_tokens": 0, "ebnf": None, "n": 1, "logit_bias": {}}
+    body = {"image_data": [None], "lora_path": None, "return_hidden_states": False}
+    reply = await api.generate(CHUNKS[0], sampling_params=nothing, logprob_start_len=5, **body)
+    assert reply["output_ids"] == await api.fresh(CHUNKS[0])
+
+
+async def test_batch_answers_each_prompt_in_order(api: Api) -> None:
+    greedy = {"temperature": 0, "ignore_eos": True}
+    sampling = [{**greedy, "max_new_tokens": n + 2} for n in range(len(CHUNKS))]
+    body = {"input_ids": CHUNKS, "sampling_params": sampling, "rid": "mine"}
+    status, replies = await api.post("/generate", body)
+    assert status == 200
+    assert [reply["meta_info"]["id"] for reply in replies] == [
+        "mine_0",
+        "mine_1",
+        "mine_2",
+        "mine_3",
+    ]
+    for n, reply in enumerate(replies):
+        assert reply["output_ids"] == await api.fresh(CHUNKS[n], sampling_params=sampling[n])
+        assert reply["meta_info"]["prompt_tokens"] == len(CHUNKS[n])
+    request = {**body, "stream": True, "return_logprob": [True, False, False, False]}
+    async with streaming(api.server, "POST", "/generate", request) as events:
+        received = [data async for _, data in events]
+    assert received.pop() == "[DONE]"
+    last = {(reply := json.loads(data))["index"]: reply for data in received}
+    assert [last[n]["output_ids"] for n in range(4)] == [reply["output_ids"] for reply in replies]
+    assert ["output_token_logprobs" in last[n]["meta_info"] for n in range(4)] == [
+        True,
+        *[False] * 3,
+    ]
+
+
+async def test_refused_prompt_of_a_batch_leaves_nothing_running(
+    api: Api, harness: EngineHarness
+) -> None:
+    body = {"input_ids": [CHUNKS[0], [5] * 500], "rid": ["a", "b"]}
+    status, reply = await api.post("/generate", body)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert turn_slots(api).running_count == 0
+    assert await harness.engine.fleet.list_sessions() == []
+
+
+async def test_several_outputs_of_one_prompt(api: Api) -> None:
+    status, replies = await api.try_generate(CHUNKS[0], sampling_params={"n": 3})
+    assert status == 200
+    assert [reply["output_ids"] for reply in replies] == [await api.fresh(CHUNKS[0])] * 3
+    assert len({reply["meta_info"]["id"] for reply in replies}) == 3
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("is_streaming", [True, False])
+async def test_prompt_without_output_is_computed_and_kept(
+    api: Api, harness: EngineHarness, is_streaming: bool, is_streamed: bool
+) -> None:
+    session, rid, history = await api.open(streaming=is_streaming), None, list[int]()
+    for chunk in CHUNKS:
+        body = {
+            "input_ids": chunk,
+            "sampling_params": {"max_new_tokens": 0},
+            "session_params": {"id": session, "rid": rid},
+            "stream": is_streamed,
+        }
+        if is_streamed:
+            async with streaming(api.server, "POST", "/generate", body) as events:
+                (data, _) = [data async for _, data in events]
+            reply = json.loads(data)
+        else:
+            _, reply = await api.post("/generate", body)
+        history += chunk
+        meta, rid = reply["meta_info"], reply["meta_info"]["id"]
+        assert (reply["output_ids"], reply["text"], meta["completion_tokens"]) == ([], "", 0)
+        assert (meta["prompt_tokens"], meta["finish_reason"]["length"]) == (len(history), 0)
+    computed = harness.runner.token_count
+    last = await api.turn(session, [20], rid=rid)
+    assert last["output_ids"] == await api.fresh([*history, 20])
+    assert last["meta_info"]["prompt_tokens"] == len(history) + 1
+    assert last["meta_info"]["cached_tokens"] == len(history)
+    assert harness.runner.token_count > computed
+
+
+async def test_prompt_without_output_and_session(api: Api) -> None:
+    reply = await api.generate(CHUNKS[0], sampling_params={"max_new_tokens": 0})
+    assert reply["output_ids"] == []
+    assert reply["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert (await api.generate(CHUNKS[0]))["meta_info"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("regex", "matches"),
+    [
+        ("abc", "abc"),
+        ("[b]{5}", "bbbbb"),
+        ("a/b", "a/b"),
+        (r"a\/b", "a/b"),
+        ("a\nb", "a\nb"),
+        ("/ b: /x", "/ b: /x"),
+    ],
+)
+async def test_output_matches_the_regex(api: Api, regex: str, matches: str) -> None:
+    params = {"regex": regex, "max_new_tokens": 50, "ignore_eos": False}
+    reply = await api.generate(CHUNKS[0], sampling_params=params)
+    assert reply["text"] == matches
+
+
+async def test_forgotten_turns_are_unknown(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_sessions, "FINISHED_TURNS_MAX", 3)
+    session = await api.open()
+    rids = [(await api.turn(session, CHUNKS[0]))["meta_info"]["id"] for _ in range(4)]
+    params = {"id": session, "rid": rids[0]}
+    status, reply = await api.try_generate([1], session_params=params)
+    assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    for rid in rids[1:]:
+        await api.turn(session, [1], rid=rid)
+        monkeypatch.setattr(token_sessions, "FINISHED_TURNS_MAX", 10)
+
+
+async def test_model_and_server_are_described(api: Api, harness: EngineHarness) -> None:
+    for path in ("/get_model_info", "/get_server_info"):
+        status, info = await get(api, path)
+        assert (status, info["is_generation"]) == (200, True)
+    assert info["context_length"] == harness.engine.ready.max_model_len
+    assert (await get(api, "/health_generate"))[0] == 200
+    status, reply = await api.post("/flush_cache", {})
+    assert (status, reply["error"]["code"]) == (400, "unsupported_parameter")
+
+
+async def get(api: Api, path: str) -> tuple[int, Any]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
+    writer.write(encode_request("GET", path, None, ACME))
+    head, _, received = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(received) if received else None
