@@ -1,13 +1,12 @@
 """Memory of the caches of encoded and rendered texts: bounded in bytes, whatever the texts are."""
 
-import hashlib
 import random
 from array import array
 from contextvars import copy_context
 
 import pytest
 
-from continuo.engine import ResidentCache, cache_group
+from continuo.engine import Grammar, ResidentCache, cache_group
 from continuo.engine.text import ChatMessage, find_schema_problem, grammar
 from tests.support.checkpoints import family_text
 
@@ -43,9 +42,9 @@ def test_renderings_of_long_texts_are_bounded() -> None:
 def test_tenant_keeps_its_share_of_the_caches_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = family_text("qwen3")
     encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(MIB // 8)
-    checks: ResidentCache[bytes, str] = ResidentCache(MIB // 8)
+    checks: ResidentCache[str, str] = ResidentCache(MIB // 8)
     monkeypatch.setattr(text._tokenizer, "_encodings", encodings)  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(grammar, "_schema_problems", checks)
+    monkeypatch.setattr(grammar, "_problems", checks)
     words = "go " * 300
 
     def use(tenant: str, texts: int) -> None:
@@ -55,8 +54,8 @@ def test_tenant_keeps_its_share_of_the_caches_of_texts(monkeypatch: pytest.Monke
             find_schema_problem(f"{tenant} {n}")
 
     def kept(tenant: str, n: int) -> tuple[bool, bool]:
-        digest = hashlib.sha256(f"{tenant} {n}".encode()).digest()
-        return (f"{tenant} {n} {words}", False) in encodings, digest in checks
+        key = grammar._compute_key(Grammar("json_schema", f"{tenant} {n}"))  # pyright: ignore[reportPrivateUsage]
+        return (f"{tenant} {n} {words}", False) in encodings, key in checks
 
     copy_context().run(use, "small", 3)
     copy_context().run(use, "large", 600)

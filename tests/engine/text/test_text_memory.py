@@ -54,7 +54,7 @@ cache, add = {{
             [ChatMessage(role="user", content=f"{{n}}" + 10 * words)]
         ),
     ),
-    "schema checks": (grammar._schema_problems, lambda n: find_schema_problem(str(n))),
+    "schema checks": (grammar._problems, lambda n: find_schema_problem(str(n))),
 }}[sys.argv[2]]
 cache.bytes_max = {16 * 1024 * 1024}
 grammar._find_schema_problem = nothing

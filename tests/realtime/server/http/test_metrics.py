@@ -172,7 +172,7 @@ async def test_caches_report_what_they_hold_and_their_bounds(
 ) -> None:
     """The cache of checks, one for the process, is an empty one: other tests may have filled it."""
     checks: ResidentCache[bytes, str] = ResidentCache(1024 * 1024)
-    monkeypatch.setattr(grammar, "_schema_problems", checks)
+    monkeypatch.setattr(grammar, "_problems", checks)
 
     def read(series: Series) -> dict[str, tuple[float, float]]:
         names = ("encodings", "renderings", "schema_checks", "continuation_points", "grammars")

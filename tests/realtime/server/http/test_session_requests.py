@@ -135,7 +135,7 @@ async def latency(client: Client) -> str:
     return SAME
 
 
-@row("test_streaming_session_random_lengths", "8 sessions of random lengths at the same time")
+@row("streaming_session_random_lengths", "8 sessions of random lengths at the same time")
 async def random_lengths(client: Client) -> str:
     sessions = [await client.open(streaming=True) for _ in range(8)]
     texts = await asyncio.gather(*(client.follow(each, True, 5, 8) for each in sessions))
@@ -261,7 +261,7 @@ async def over_long(client: Client) -> str:
     return SAME
 
 
-@row("test_session_logprob_leak", "`max_new_tokens` 0 for a whole conversation")
+@row("session_logprob_leak", "`max_new_tokens` 0 for a whole conversation")
 async def score(client: Client) -> str:
     reply = await client.text("".join(CHUNKS), 0)
     assert reply["meta_info"]["completion_tokens"] == 0
@@ -269,7 +269,7 @@ async def score(client: Client) -> str:
     return SAME
 
 
-@row("test_session_logprob_leak", "log-probabilities of the prompt: `logprob_start_len` 0")
+@row("session_logprob_leak", "log-probabilities of the prompt: `logprob_start_len` 0")
 async def score_prompt(client: Client) -> str:
     sampling = {"max_new_tokens": 0}
     body = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": sampling}
@@ -304,14 +304,14 @@ async def backtrack(client: Client) -> str:
     return SAME
 
 
-@row("test_session_control", "an open session is opened again")
+@row("session_control", "an open session is opened again")
 async def open_twice(client: Client) -> str:
     session = await client.open()
     await client.refuse("/open_session", {"capacity_of_str_len": 1000, "session_id": session})
     return SAME
 
 
-@row("test_session_control", "`logprob_start_len` beyond the prompt")
+@row("session_control", "`logprob_start_len` beyond the prompt")
 async def start_beyond(client: Client) -> str:
     params = {"id": await client.open()}
     body = {"text": "x", "return_logprob": True, "logprob_start_len": 900, "session_params": params}
@@ -319,7 +319,7 @@ async def start_beyond(client: Client) -> str:
     return SAME
 
 
-@row("test_session_control", "an erased `rid`, and a closed session")
+@row("session_control", "an erased `rid`, and a closed session")
 async def erased(client: Client) -> str:
     session = await client.open()
     root = (await client.turn(session, [5, 6]))["meta_info"]["id"]
@@ -332,7 +332,7 @@ async def erased(client: Client) -> str:
     return SAME
 
 
-@row("test_session_control_with_branching", "2 branches of 2 branches")
+@row("session_control_with_branching", "2 branches of 2 branches")
 async def branching(client: Client) -> str:
     session = await client.open()
     base = [5, 6, 7]
@@ -346,7 +346,7 @@ async def branching(client: Client) -> str:
     return SAME
 
 
-@row("test_session_control_backtrack_with_abort", "`replace` of a turn whose continuation runs")
+@row("session_control_backtrack_with_abort", "`replace` of a turn whose continuation runs")
 async def backtrack_with_abort(client: Client) -> str:
     session = await client.open()
     root, output, _ = await scored_turn(client, session, [5, 6])
@@ -362,7 +362,7 @@ async def backtrack_with_abort(client: Client) -> str:
     return "better: SGLang skips this test as broken"
 
 
-@row("test_session_replace_unit", "`replace` without a `rid` discards all turns")
+@row("session_replace_unit", "`replace` without a `rid` discards all turns")
 async def replace_all(client: Client) -> str:
     session = await client.open()
     for chunk in ([5, 6], [7, 8]):
@@ -373,7 +373,7 @@ async def replace_all(client: Client) -> str:
 
 
 @row(
-    "test_streaming_session_backtrack",
+    "streaming_session_backtrack",
     "`offset`, `replace`, `drop_previous_output`: refused",
 )
 async def streaming_is_append_only(client: Client) -> str:
@@ -385,7 +385,7 @@ async def streaming_is_append_only(client: Client) -> str:
     return SAME
 
 
-@row("test_streaming_session_backtrack", "`offset` of a regular session, and its length")
+@row("streaming_session_backtrack", "`offset` of a regular session, and its length")
 async def offset(client: Client) -> str:
     session = await client.open()
     root, output, _ = await scored_turn(client, session, [5, 6, 7])
@@ -396,7 +396,7 @@ async def offset(client: Client) -> str:
     return SAME
 
 
-@row("test_session_inactivity", "refused requests do not keep a session open")
+@row("session_inactivity", "refused requests do not keep a session open")
 async def inactivity(client: Client) -> str:
     session = await client.open(streaming=True, timeout=0.3)
     refused = {"text": "x", "session_params": {"id": session, "offset": 1}}
