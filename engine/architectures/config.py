@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from continuo.engine import json_files
 from continuo.engine.architectures.config_fields import check_fields
+from continuo.engine.architectures.config_numbers import check_numbers
 from continuo.engine.architectures.config_schemas import read_by_schema
 from continuo.engine.architectures.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
@@ -18,6 +19,7 @@ def read_config(folder: Path) -> Any:
     type. Raises ModelError."""
     path = folder / "config.json"
     values = read_json(path)
+    check_numbers(path, values)
     config = read_by_schema(values) or _read_by_transformers(path, values)
     if (method := find_quantization(values)) is not None:
         raise quantized_checkpoint(folder, method)
@@ -58,13 +60,8 @@ def _read_by_transformers(path: Path, values: dict[str, Any]) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ModelError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.parent}: {path.name} is missing") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {first_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object")
+    """Read the JSON object in a file that must exist. Raises ModelError."""
+    value = json_files.read_json(path)
+    if value is None:
+        raise ModelError(f"{path.parent}: {path.name} is missing")
     return value

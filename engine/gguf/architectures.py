@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, cast
 
+from continuo.engine.architectures.config_numbers import find_number_problem
 from continuo.engine.errors import ModelError
 from continuo.engine.gguf.container import GgufFile, GgufMetadata
 
@@ -126,8 +127,12 @@ class Metadata:
             raise self.defect(f"{self._prefix}{key} is {value}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        return float(self._get(key, (int, float), default))
+    def number(self, key: str, field: str, default: float | None = None) -> float:
+        """`field`: name of the field of a config that has this number."""
+        value = float(self._get(key, (int, float), default))
+        if (problem := find_number_problem(field, value)) is not None:
+            raise self.defect(f"metadata {self._prefix}{key} {problem}")
+        return value
 
     def has(self, key: str) -> bool:
         return self._prefix + key in self._file.metadata
@@ -208,7 +213,7 @@ def build_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
         "head_dim": metadata.count("attention.key_length", hidden // heads),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         "max_position_embeddings": metadata.count("context_length"),
         "tie_word_embeddings": HEAD not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -254,14 +259,14 @@ def _check_rotation(metadata: Metadata, head_dim: int) -> None:
         raise metadata.defect(f"a rotary embedding of {rotated} of {head_dim} dimensions")
     if metadata.count("attention.value_length", head_dim) != head_dim:
         raise metadata.defect("keys and values of different lengths")
-    if metadata.has("expert_count") and metadata.number("expert_count"):
+    if metadata.has("expert_count") and metadata.number("expert_count", "num_experts"):
         raise metadata.defect("mixtures of experts are not supported in GGUF")
 
 
 def _rope_parameters(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "rope_type": "default",
-        "rope_theta": metadata.number("rope.freq_base", 10_000.0),
+        "rope_theta": metadata.number("rope.freq_base", "rope_theta", 10_000.0),
     }
     kind = metadata.text("rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:  # of Llama 3.1: each frequency is divided by its factor
@@ -284,7 +289,7 @@ def _rope_parameters(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     if kind in ("none", "linear", "yarn"):
         parameters["rope_type"] = "linear" if kind == "none" else kind
         key = "rope.scale_linear" if kind == "none" else "rope.scaling.factor"
-        parameters["factor"] = metadata.number(key)
+        parameters["factor"] = metadata.number(key, "factor")
         if metadata.has("rope.scaling.original_context_length"):
             original = metadata.count("rope.scaling.original_context_length")
             parameters["original_max_position_embeddings"] = original
@@ -296,14 +301,16 @@ def _gemma_config(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     layers, hidden, heads = (
         config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    theta = metadata.number("rope.freq_base", 1_000_000.0)
+    theta = metadata.number("rope.freq_base", "rope_theta", 1_000_000.0)
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if metadata.has("rope.scaling.factor"):
-        full |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
-    local = metadata.number("rope.freq_base_swa", GEMMA_LOCAL_THETA)
+        full |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor", "factor")}
+    local = metadata.number("rope.freq_base_swa", "rope_theta", GEMMA_LOCAL_THETA)
     more: dict[str, Any] = {}
     if metadata.has("final_logit_softcapping"):
-        more["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+        more["final_logit_softcapping"] = metadata.number(
+            "final_logit_softcapping", "final_logit_softcapping"
+        )
     return more | {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": metadata.count("attention.sliding_window"),

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
 from continuo.engine.gguf.container import GgufMetadata
+from continuo.engine.gguf.pre_tokenizers import ALIASES, NORMALIZED, REGEXES, WHOLE_WORDS
+from continuo.engine.json_files import parse_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of `tokenizer.ggml.token_type`."""
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_OTHERS_WITH_SLASH = _OTHERS.replace(r"[\r\n]*", r"[\r\n/]*", 1)
-SPLITS = {
-    "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_OTHERS}",
-    "qwen2": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_OTHERS}",
-    "tekken": (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-        rf"|\p{{N}}|{_OTHERS_WITH_SLASH}"
-    ),
-}
-"""Regexes of pre-tokenizers, by the value of `tokenizer.ggml.pre`."""
-ALIASES = {"llama-v3": "llama-bpe", "llama3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-PRE_TOKENIZERS = (*SPLITS, "gpt-2", "smollm")
-WHOLE_WORDS = ("llama-bpe", "tekken")
-"""Pre-tokenizers of vocabularies in which a word that is a token needs no merges."""
 STOP_TOKENS = {
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
     *("<|endoftext|>", "<|end_of_text|>"),
@@ -58,12 +41,17 @@ class TokenizerMetadata:
         """Name of the pre-tokenizer. Raises ModelError if it is not supported."""
         name = cast(str, self._get("ggml.pre", str, "default"))
         name = ALIASES.get(name, name)
-        if name not in PRE_TOKENIZERS:
+        if name not in REGEXES:
             raise self.defect(
                 f"pre-tokenizer {name!r} is not supported; supported are "
-                f"{', '.join(PRE_TOKENIZERS)}"
+                f"{', '.join([*REGEXES, *ALIASES])}"
             )
         return name
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the model reads text in Unicode's form NFC."""
+        return not {self.pre, self._get("ggml.pre", str, "default")}.isdisjoint(NORMALIZED)
 
     @property
     def merges(self) -> list[list[str]]:
@@ -86,9 +74,12 @@ class TokenizerMetadata:
         """The content of tokenizer.json, if the file has it whole."""
         text = self._get("huggingface.json", str, "")
         try:
-            return json.loads(text) if text else None
-        except ValueError:
-            raise self.defect("tokenizer.huggingface.json is not JSON") from None
+            value = parse_json(text) if text else None
+        except ValueError as error:
+            raise self.defect(f"tokenizer.huggingface.json is not JSON: {error}") from None
+        if value is not None and not isinstance(value, dict):
+            raise self.defect("tokenizer.huggingface.json is not a JSON object")
+        return cast("dict[str, Any] | None", value)
 
     @property
     def chat_template(self) -> str:
@@ -141,10 +132,13 @@ def build_tokenizer(metadata: TokenizerMetadata) -> dict[str, Any]:
     if metadata.model == "gpt2":
         parts = _byte_level(metadata)
     elif metadata.model == "llama":
-        parts = _sentencepiece(metadata)
+        parts = _sentencepiece(metadata, _find_merges(metadata), default_prefix=True)
+    elif metadata.model == "gemma4":
+        parts = _sentencepiece(metadata, metadata.merges, default_prefix=False)
     else:
         raise metadata.defect(
-            f"tokenizer {metadata.model!r} is not supported; supported are 'gpt2' and 'llama'"
+            f"tokenizer {metadata.model!r} is not supported; supported are 'gpt2', 'llama' and "
+            "'gemma4'"
         )
     return {
         "version": "1.0",
@@ -167,26 +161,25 @@ def _byte_level(metadata: TokenizerMetadata) -> dict[str, Any]:
     """Return the parts of a byte-level BPE, as of GPT-2."""
     pre = metadata.pre
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    steps: list[dict[str, Any]] = [byte_level | {"use_regex": pre not in SPLITS}]
-    if pre in SPLITS:
-        pattern = {"Regex": SPLITS[pre]}
-        steps.insert(
-            0, {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-        )
-    if pre == "smollm":
-        steps.insert(0, {"type": "Digits", "individual_digits": True})
+    splits: list[dict[str, Any]] = [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        for regex in REGEXES[pre]
+    ]
+    steps = [*splits, byte_level | {"use_regex": False}]
     return {
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if metadata.is_normalized else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": byte_level | {"use_regex": True},
         "model": _bpe(metadata, metadata.merges, ignore_merges=pre in WHOLE_WORDS),
     }
 
 
-def _sentencepiece(metadata: TokenizerMetadata) -> dict[str, Any]:
-    """Return the parts of a BPE of SentencePiece: pieces are merged by their score, spaces are ▁,
-    and unknown characters are spelt in bytes."""
-    has_prefix = metadata.flag("add_space_prefix", default=True)
+def _sentencepiece(
+    metadata: TokenizerMetadata, merges: list[list[str]], *, default_prefix: bool
+) -> dict[str, Any]:
+    """Return the parts of a BPE of SentencePiece: spaces are ▁, and unknown characters are spelt in
+    bytes. `default_prefix`: whether a ▁ is put before a text if the metadata does not say so."""
+    has_prefix = metadata.flag("add_space_prefix", default=default_prefix)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     normalizers = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
     decoders: list[dict[str, Any]] = [
@@ -209,7 +202,7 @@ def _sentencepiece(metadata: TokenizerMetadata) -> dict[str, Any]:
         "normalizer": {"type": "Sequence", "normalizers": [*normalizers, replace]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(metadata, _find_merges(metadata), **more),
+        "model": _bpe(metadata, merges, **more),
     }
 
 
@@ -266,7 +259,7 @@ def _added_tokens(metadata: TokenizerMetadata) -> list[dict[str, Any]]:
 
 def _post_processor(metadata: TokenizerMetadata) -> dict[str, Any] | None:
     """Return the step that puts a BOS token before a text, or None if the metadata has none."""
-    wants = metadata.model == "llama" or metadata.pre in WHOLE_WORDS
+    wants = metadata.model in ("llama", "gemma4") or metadata.pre in WHOLE_WORDS
     bos = metadata.token("bos")
     if bos is None or not metadata.flag("add_bos_token", default=wants):
         return None

@@ -8,7 +8,7 @@ from typing import Any, cast
 from continuo.engine.errors import ModelError
 from continuo.engine.resident_cache import CacheSize
 from continuo.engine.sampling import Sampling
-from continuo.engine.text.chat_template.jinja_program import JinjaProgram
+from continuo.engine.text.chat_template.jinja_program import JinjaProgram, check_source_size
 from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.chat_template.template import ChatTemplate
 from continuo.engine.text.grammar import GrammarCompiler, measure_grammar_checks
@@ -130,6 +130,7 @@ def _read_template_source(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         try:
+            check_source_size(file.stat().st_size)
             return file.read_text("utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{file}: not readable ({error})") from None

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from continuo.engine.errors import BadRequest, ModelError
+from continuo.engine.errors import BadRequest, ModelError, first_line
 
 Render = Callable[..., str]
 
@@ -26,6 +26,18 @@ _RENDER_ERRORS = (
     *(RecursionError, TypeError, ValueError),
 )
 """Exceptions of a failing template: those it raises on purpose, and those caused by its bugs."""
+
+
+SOURCE_CHARS_MAX = 256 * 1024
+"""Maximum length of a chat template."""
+
+
+def check_source_size(size: int) -> None:
+    """Raise ModelError if a chat template is longer than SOURCE_CHARS_MAX."""
+    if size > SOURCE_CHARS_MAX:
+        raise ModelError(
+            f"chat template: it has {size:,} characters; the limit is {SOURCE_CHARS_MAX:,}"
+        )
 
 
 class TemplateRefused(BadRequest):
@@ -40,12 +52,16 @@ class JinjaProgram:
 
         Raises ModelError if `source` is not a valid template.
         """
+        check_source_size(len(source))
         environment = _create_environment()
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"chat template: {error}") from None
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            # Python, which compiles it, limits nesting, and the digits of a number.
+            raise ModelError(f"chat template: too complex ({first_line(error)})") from None
         texts = list(_iter_texts(tree))
         self.template_text = _join(text for text, _ in texts)
         """All text that the template itself can emit."""

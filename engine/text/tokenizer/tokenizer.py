@@ -16,6 +16,7 @@ from typing import Any, cast
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from continuo.engine import json_files
 from continuo.engine.errors import ModelError, TooLong
 from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
@@ -37,16 +38,8 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in `path`; {} if the file does not exist. Raises ModelError."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object")
-    return cast(dict[str, Any], value)
+    """Read the JSON object in a file; {} if the file does not exist. Raises ModelError."""
+    return json_files.read_json(path) or {}
 
 
 class Tokenizer:

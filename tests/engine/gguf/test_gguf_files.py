@@ -272,6 +272,19 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
     "heads by layer": (changed(qwen2__attention__head_count=[2, 1]), "head_count is [2, 1]"),
     "partial rotation": (changed(qwen2__rope__dimension_count=8), "rotary embedding of 8 of 16"),
     "experts": (changed(qwen2__expert_count=8), "mixtures of experts are not supported in GGUF"),
+    "epsilon": (
+        changed(qwen2__attention__layer_norm_rms_epsilon=-1.0),
+        "qwen2.attention.layer_norm_rms_epsilon is -1; it must be at least 0 and at most 1",
+    ),
+    "base of frequencies": (
+        changed(qwen2__rope__freq_base=0.0),
+        "qwen2.rope.freq_base is 0; it must be more than 0",
+    ),
+    "no base": (changed(qwen2__rope__freq_base=float("nan")), "freq_base is nan, which is not"),
+    "infinite factor": (
+        changed(qwen2__rope__scaling__type="yarn", qwen2__rope__scaling__factor=float("inf")),
+        "qwen2.rope.scaling.factor is inf, which is not finite",
+    ),
     "rope scaling": (changed(qwen2__rope__scaling__type="longrope"), "rope scaling 'longrope'"),
     "attention factor": (
         changed(qwen2__rope__scaling__attn_factor=0.5),
@@ -292,6 +305,18 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
     "tokens": (changed(tokenizer__ggml__tokens=7), "tokens is not of type list"),
     "token of a role": (changed(tokenizer__ggml__eos_token_id=9999), "eos_token_id is 9999"),
     "template": (changed(tokenizer__chat_template=7), "chat_template is not of type str"),
+    "nested tokenizer": (
+        changed(tokenizer__huggingface__json="[" * 200_000),
+        "huggingface.json is not JSON: it is nested too deeply",
+    ),
+    "tokenizer nested less deeply": (
+        changed(tokenizer__huggingface__json='{"a":' * 900 + "0" + "}" * 900),
+        "it is nested too deeply; the limit is 64 levels",
+    ),
+    "tokenizer of another kind": (
+        changed(tokenizer__huggingface__json="[]"),
+        "huggingface.json is not a JSON object",
+    ),
     "whole tokenizer": (changed(tokenizer__huggingface__json="{"), "huggingface.json is not JSON"),
 }
 
