@@ -8,10 +8,10 @@ from typing import Any
 
 from continuo.engine import json_files
 from continuo.engine.architectures.config_fields import check_fields
-from continuo.engine.architectures.config_numbers import check_numbers
 from continuo.engine.architectures.config_schemas import read_by_schema
 from continuo.engine.architectures.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
+from continuo.engine.number_ranges import check_numbers
 
 
 def read_config(folder: Path) -> Any:

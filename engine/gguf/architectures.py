@@ -8,9 +8,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any, cast
 
-from continuo.engine.architectures.config_numbers import find_number_problem
 from continuo.engine.errors import ModelError
 from continuo.engine.gguf.container import GgufFile, GgufMetadata
+from continuo.engine.number_ranges import find_number_problem
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 OUTER_NAMES = {

@@ -5,7 +5,11 @@
    Online softmax over blocks of keys (FlashAttention, Dao et al. 2022) on a paged KV cache
    (PagedAttention, Kwon et al. 2023). The query heads that share a KV head (grouped-query
    attention) are computed together, so that each key is read once for all of them. Slots after the
-   end of a row in its last page may hold NaN and are never read. */
+   end of a row in its last page may hold NaN and are never read.
+
+   All sums have one order, whatever queries are computed together: a block begins at a multiple of
+   BLOCK_KEYS, its keys have the order of gather_block, which leaves out those that no query sees,
+   and a dot product is the sum of LANES partial sums, added as sum_lanes does. */
 
 #pragma once
 
@@ -15,6 +19,7 @@
 #define TILE_QUERIES 32       /* queries of one KV head that are computed together */
 #define BLOCK_KEYS 64
 #define STREAMS 4     /* sections of a block, read interleaved: a hardware prefetch stream each */
+#define SECTION (BLOCK_KEYS / STREAMS)
 #define FEW_QUERIES 8 /* below this, transposing the keys costs more than it saves */
 #define MASKED_SCORE -1e30f
 
@@ -59,16 +64,22 @@ typedef struct {
     float transposed[DIM][BLOCK_KEYS];          /* keys of the block, in fp32 */
 } TileState;
 
-/* Addresses of a block's keys and values, padded with readable ones to a multiple of LANES. */
+/* Addresses of a block's keys and values, padded with readable ones to a multiple of LANES. `place`:
+   of each, the distance of its position from the first position of the block; not set in a block
+   that has all keys. */
 typedef struct {
     const element *key[BLOCK_KEYS], *value[BLOCK_KEYS];
+    int32_t place[BLOCK_KEYS];
     int keys;
 } KeyBlock;
 
-/* Positions that the queries of a tile attend to: [begin, end) for at least one query, and
-   [common_begin, common_end) for all of them. */
+/* Place of number `k` of a block that has all keys: the first of each section, the second of each
+   section, and so on. */
+static inline int full_place(int k) { return k % STREAMS * SECTION + k / STREAMS; }
+
+/* Positions [begin, end) that at least one query of a tile attends to. */
 typedef struct {
-    int64_t begin, common_begin, common_end, end;
+    int64_t begin, end;
 } VisibleRange;
 
 /* Prefetch LANES keys or values with the non-temporal hint: each is read once per step, and caching
@@ -95,8 +106,9 @@ static void score_few(TileState *state, const KeyBlock *block, int queries) {
     }
 }
 
-/* Scores of many queries: the keys are transposed, so that each lane holds a key and no horizontal
-   sums are needed. */
+/* Scores of many queries: the keys are transposed, so that each lane holds a key. The partial sums
+   of a dot product are added in pairs, as in score_few: `partial` holds those of 1, 2, 4, … The two
+   functions begin with the same expression, in which the compiler fuses the same products. */
 static void score_many(TileState *state, const KeyBlock *block, int queries) {
     const int keys = block->keys;
     for (int k = 0; k < keys; k++)
@@ -106,12 +118,24 @@ static void score_many(TileState *state, const KeyBlock *block, int queries) {
         }
     for (int q = 0; q < queries; q += 4)
         for (int k = 0; k < keys; k += LANES) {
-            vec s[4] = {{0}};
-            for (int d = 0; d < DIM; d++) {
-                const vec key = load_floats(&state->transposed[d][k]);
-                for (int n = 0; n < 4; n++) s[n] += ((const float *)state->query[q + n])[d] * key;
+            vec partial[LANES_LOG2 + 1][4];
+#pragma GCC unroll 16
+            for (int m = 0; m < LANES; m++) {
+                vec s[4];
+                const vec first = load_floats(&state->transposed[m][k]);
+                for (int n = 0; n < 4; n++) s[n] = ((const float *)state->query[q + n])[m] * first;
+                for (int d = m + LANES; d < DIM; d += LANES) {
+                    const vec key = load_floats(&state->transposed[d][k]);
+                    for (int n = 0; n < 4; n++)
+                        s[n] += ((const float *)state->query[q + n])[d] * key;
+                }
+                for (int n = 0; n < 4; n++) s[n] = rounded(s[n]);
+                int size = 0;
+                for (; m >> size & 1; size++)
+                    for (int n = 0; n < 4; n++) s[n] = partial[size][n] + s[n];
+                memcpy(partial[size], s, sizeof s);
             }
-            for (int n = 0; n < 4; n++) *(vec *)&state->score[q + n][k] = s[n];
+            for (int n = 0; n < 4; n++) *(vec *)&state->score[q + n][k] = partial[LANES_LOG2][n];
         }
 }
 
@@ -124,16 +148,19 @@ static void cap_scores(TileState *state, int q, int keys, float softcap) {
 }
 
 /* Online softmax (Milakov and Gimelshein 2018) of query q, which is at `position`: mask the scores
-   of keys [from, from + keys), replace them by exp(score - max), and rescale the accumulators if
-   the running maximum grows. */
-static void online_softmax(TileState *state, int q, int keys, int64_t from, int64_t position,
-                           int64_t window) {
+   of a block that begins at position `from`, replace them by exp(score - max), and rescale the
+   accumulators if the running maximum grows. */
+static void online_softmax(TileState *state, int q, const KeyBlock *block, int64_t from,
+                           int64_t position, int64_t window) {
+    const int keys = block->keys;
     float *score = state->score[q];
     for (int k = keys; k % LANES; k++) score[k] = MASKED_SCORE;
-    const int64_t end = position + 1 - from;
-    for (int64_t k = end < 0 ? 0 : end; k < keys; k++) score[k] = MASKED_SCORE;
-    const int64_t begin = window ? position + 1 - window - from : 0;
-    for (int64_t k = 0; k < begin && k < keys; k++) score[k] = MASKED_SCORE;
+    const int64_t end = position + 1 - from, begin = window ? end - window : 0;
+    if (end < BLOCK_KEYS || begin > 0)
+        for (int k = 0; k < keys; k++) {
+            const int place = keys == BLOCK_KEYS ? full_place(k) : block->place[k];
+            if (place >= end || place < begin) score[k] = MASKED_SCORE;
+        }
     vec lane_max = load_floats(score);
     for (int k = LANES; k < keys; k += LANES) {
         const vec s = load_floats(score + k);
@@ -142,23 +169,18 @@ static void online_softmax(TileState *state, int q, int keys, int64_t from, int6
     }
     float max = state->max[q];
     for (int n = 0; n < LANES; n++) max = lane_max[n] > max ? lane_max[n] : max;
-    vec lane_sum = {0};
-    for (int k = 0; k < keys; k += LANES) {
-        const vec weight = vec_exp(load_floats(score + k) - broadcast(max));
-        *(vec *)&score[k] = weight;
-        lane_sum += weight;
-    }
+    for (int k = 0; k < keys; k += LANES)
+        *(vec *)&score[k] = vec_exp(load_floats(score + k) - broadcast(max));
     if (max != state->max[q]) {
         const vec rescale = vec_exp(broadcast(state->max[q] - max));
         state->sum[q] *= rescale[0];
         for (int v = 0; v < VECTORS; v++) state->out[q][v] *= rescale;
         state->max[q] = max;
     }
-    state->sum[q] += sum(lane_sum);
 }
 
-/* Add the block's values, weighted, to each query's output, two queries at a time. Prefetches the
-   rest of the values and the keys of `next`, the block after this one, unless `next` is NULL. */
+/* Add the block's values, weighted, to each query's output, and the weights to their sum, two
+   queries at a time. Prefetches the rest of the values and the keys of `next`, the block after this one, unless `next` is NULL. */
 static void accumulate_values(TileState *state, const KeyBlock *block, const KeyBlock *next,
                               int queries) {
     const int keys = block->keys;
@@ -166,10 +188,12 @@ static void accumulate_values(TileState *state, const KeyBlock *block, const Key
         vec out_a[VECTORS], out_b[VECTORS];
         memcpy(out_a, state->out[q], sizeof out_a);
         memcpy(out_b, state->out[q + 1], sizeof out_b);
+        float sum_a = state->sum[q], sum_b = state->sum[q + 1];
         for (int k = 0; k < keys; k++) {
             if (next && !q && k % LANES == 0)
                 prefetch(k + LANES < keys ? block->value + k + LANES : next->key);
             const float a = state->score[q][k], b = state->score[q + 1][k];
+            sum_a += a, sum_b += b;
             for (int v = 0; v < VECTORS; v++) {
                 const vec value = load(block->value[k] + v * LANES);
                 out_a[v] += a * value;
@@ -178,6 +202,7 @@ static void accumulate_values(TileState *state, const KeyBlock *block, const Key
         }
         memcpy(state->out[q], out_a, sizeof out_a);
         memcpy(state->out[q + 1], out_b, sizeof out_b);
+        state->sum[q] = sum_a, state->sum[q + 1] = sum_b;
     }
 }
 
@@ -188,21 +213,29 @@ static inline int64_t kv_offset(const LayerKV *kv, const PageTable *table, int64
     return ((page * kv->kv_heads + head) * PAGE_SIZE + position % PAGE_SIZE) * DIM;
 }
 
-/* Gather the addresses of the keys and values from position `from` on. In a block that is visible
-   to all queries, the keys may be in any order: they are taken alternately from STREAMS sections. */
+/* Gather the addresses of the visible keys and values of the block from position `from` on, in the
+   order of full_place. */
 static void gather_block(KeyBlock *block, const LayerKV *kv, const PageTable *table, int64_t head,
                          const VisibleRange *visible, int64_t from) {
     const int64_t left = visible->end - from;
-    const int keys = block->keys = left < 0 ? 0 : left < BLOCK_KEYS ? (int)left : BLOCK_KEYS;
-    const int unmasked = from >= visible->common_begin && from + BLOCK_KEYS <= visible->common_end;
-    for (int k = 0; k < keys;) {
-        const int64_t offset = kv_offset(kv, table, head, from + k);
-        const int run = (int)(PAGE_SIZE - (from + k) % PAGE_SIZE); /* slots left in the page */
-        for (int i = 0; i < run && k < keys; i++, k++) {
-            const int section = BLOCK_KEYS / STREAMS;
-            const int to = unmasked ? k % section * STREAMS + k / section : k;
-            block->key[to] = kv->keys + offset + i * DIM;
-            block->value[to] = kv->values + offset + i * DIM;
+    const int end = left < 0 ? 0 : left < BLOCK_KEYS ? (int)left : BLOCK_KEYS;
+    const int begin = visible->begin > from ? (int)(visible->begin - from) : 0;
+    const int keys = block->keys = end > begin ? end - begin : 0;
+    int number[BLOCK_KEYS]; /* of each place, in a block that lacks keys */
+    for (int k = 0, n = 0; n < keys && keys < BLOCK_KEYS; k++) {
+        const int place = full_place(k);
+        if (place < begin || place >= end) continue;
+        block->place[n] = place;
+        number[place] = n++;
+    }
+    for (int place = begin; place < end;) {
+        const int64_t offset = kv_offset(kv, table, head, from + place);
+        const int run = (int)(PAGE_SIZE - (from + place) % PAGE_SIZE); /* slots left in the page */
+        for (int i = 0; i < run && place < end; i++, place++) {
+            const int k = keys == BLOCK_KEYS ? place % SECTION * STREAMS + place / SECTION
+                                             : number[place];
+            block->key[k] = kv->keys + offset + i * DIM;
+            block->value[k] = kv->values + offset + i * DIM;
         }
     }
     for (int k = keys; k % LANES; k++) {
@@ -226,6 +259,7 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
     memset(state.query, 0, padded * sizeof state.query[0]);
     memset(state.out, 0, padded * sizeof state.out[0]);
     memset(state.score, 0, padded * sizeof state.score[0]);
+    memset(state.sum, 0, sizeof state.sum);
     for (int q = 0; q < queries; q++) {
         const int64_t index = first + q;
         const float *from = query + (token + index / group) * stride
@@ -235,13 +269,12 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
         state.max[q] = kv->sinks ? kv->sinks[head * group + index % group] : MASKED_SCORE;
         state.sum[q] = kv->sinks ? 1 : 0;
     }
-    const int64_t common_end = start + first / group + 1;
-    const int64_t end = start + (first + queries - 1) / group + 1;
-    const int64_t window = kv->window ? kv->window : end;
-    const VisibleRange visible = {common_end > window ? common_end - window : 0, end - window,
-                                  common_end, end};
+    const int64_t begin_max = kv->window ? start + first / group + 1 - kv->window : 0;
+    const VisibleRange visible = {begin_max > 0 ? begin_max : 0,
+                                  start + (first + queries - 1) / group + 1};
+    const int64_t end = visible.end;
     KeyBlock blocks[2]; /* the current one and the next one */
-    int64_t from = visible.begin;
+    int64_t from = visible.begin / BLOCK_KEYS * BLOCK_KEYS;
     gather_block(&blocks[0], kv, table, head, &visible, from);
     for (int current = 0; from < end; from += BLOCK_KEYS, current ^= 1) {
         const KeyBlock *block = &blocks[current], *next = &blocks[current ^ 1];
@@ -251,7 +284,7 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
         for (int q = 0; q < queries && kv->softcap; q++)
             cap_scores(&state, q, block->keys, kv->softcap);
         for (int q = 0; q < queries; q++)
-            online_softmax(&state, q, block->keys, from, start + (first + q) / group, kv->window);
+            online_softmax(&state, q, block, from, start + (first + q) / group, kv->window);
         accumulate_values(&state, block, queries < FEW_QUERIES && next->keys ? next : NULL,
                           queries);
     }

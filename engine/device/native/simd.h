@@ -14,14 +14,17 @@ typedef float element;
 
 #if defined(__AVX512F__)
 #define LANES 16
+#define LANES_LOG2 4
 #define EVEN {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
 #define ODD {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31}
 #elif defined(__AVX__)
 #define LANES 8
+#define LANES_LOG2 3
 #define EVEN {0, 2, 4, 6, 8, 10, 12, 14}
 #define ODD {1, 3, 5, 7, 9, 11, 13, 15}
 #else
 #define LANES 4
+#define LANES_LOG2 2
 #define EVEN {0, 2, 4, 6}
 #define ODD {1, 3, 5, 7}
 #endif
@@ -75,6 +78,16 @@ static inline void store(element *to, vec x) {
 }
 
 static inline vec load_floats(const float *from) { return *(const vec *)from; }
+
+/* x, rounded: the compiler may not fuse a product in it with a later addition. */
+static inline vec rounded(vec x) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
 
 /* Horizontal sums of LANES vectors: lane i of the result is the sum of s[i]. Overwrites s. */
 static inline vec sum_lanes(vec s[LANES]) {
