@@ -98,9 +98,9 @@ def test_missing_file_is_named_in_the_error(case: str, tmp_path: Path) -> None:
     [
         ("tokenizer.json", "{", "tokenizer.json: broken"),
         ("tokenizer.json", "", "tokenizer.json: broken"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected a JSON object"),
-        ("generation_config.json", "nonsense", "generation_config.json: not readable"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read as JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: not a JSON object"),
+        ("generation_config.json", "nonsense", "generation_config.json: cannot be read as JSON"),
         ("chat_template.jinja", "{% if %}", "chat template: "),
         ("chat_template.jinja", b"\xff", "chat_template.jinja: not readable"),
     ],
