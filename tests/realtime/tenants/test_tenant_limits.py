@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.support.web_servers import (
     UMBRELLA,
     RunningServer,
     encode_request,
+    exchange_raw,
     serve_harness,
 )
 
@@ -323,6 +325,49 @@ async def test_usage_is_recorded_by_tenant(harness: EngineHarness, tmp_path: Pat
             generated_tokens=5,
         )
         assert await store.tenants.read_usage("umbrella") == TenantUsage()
+
+
+MESSAGES = [{"role": "user", "content": "hello there"}]
+SGLANG = {"max_new_tokens": 5, "ignore_eos": True}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "hello there", "max_output_tokens": 5},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_completion_tokens": 5},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+    "/v1/completions": {"prompt": "hello there", "max_tokens": 5},
+    "/generate": {"text": "hello there", "sampling_params": SGLANG},
+}
+
+
+def reported(reply: dict[str, Any]) -> tuple[int, int]:
+    """Return the input tokens that a reply reports as computed and as cached."""
+    usage = reply.get("usage") or reply["meta_info"]
+    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or usage
+    cached = details.get("cached_tokens", usage.get("cache_read_input_tokens"))
+    total = usage.get("input_tokens", usage.get("prompt_tokens"))
+    if "cache_read_input_tokens" in usage:
+        return total, cached
+    return total - cached, cached
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_computed_tokens_are_those_that_each_wire_reports(
+    harness: EngineHarness, tmp_path: Path, path: str
+) -> None:
+    """The second request finds the KV of the first."""
+    store = await shared_store(harness)
+    async with serve(harness, tmp_path, store) as server:
+        computed, cached = 0, 0
+        for _ in range(2):
+            body = {"model": "demo", "ignore_eos": True, **REQUESTS[path]}
+            answer = await exchange_raw(server, encode_request("POST", path, body))
+            reply = json.loads(answer.partition(b"\r\n\r\n")[2])
+            more = reported(reply)
+            computed, cached = computed + more[0], cached + more[1]
+        assert cached > 0
+        await server.registry.tenants.exchange(store)
+        assert await store.tenants.read_usage("acme") == TenantUsage(
+            requests=2, computed_tokens=computed, cached_tokens=cached, generated_tokens=10
+        )
 
 
 async def type_message(client: RealtimeClient, number: int) -> None:
