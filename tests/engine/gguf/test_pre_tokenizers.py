@@ -16,6 +16,8 @@ from continuo.engine.gguf.pre_tokenizers import ALIASES, REGEXES
 from continuo.engine.gguf.tokenizer import TokenizerMetadata, build_tokenizer
 from tests.engine.gguf.test_gguf_files import BYTE_CHARS
 
+pytestmark = pytest.mark.torch
+
 TEXTS = (
     "Hello, world! It's 2026, I've 12345 things; YOU'LL see.",
     "  leading, \t tabs\n\n\nand  lines \r\n end   ",

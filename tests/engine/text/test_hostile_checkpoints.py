@@ -52,6 +52,7 @@ def test_number_of_a_config_is_refused_by_name(name: str, tmp_path: Path) -> Non
     assert f"{tmp_path / 'config.json'}: {message}" in error.value.message
 
 
+@pytest.mark.torch
 def test_infinite_time_step_is_allowed(tmp_path: Path) -> None:
     config = LLAMA | {"time_step_limit": [0.0, float("inf")]}
     (tmp_path / "config.json").write_text(json.dumps(config))
