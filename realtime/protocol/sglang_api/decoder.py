@@ -72,14 +72,19 @@ def decode_turns(request: Generate) -> tuple[list[TurnRequest], bool]:
         TurnRequest(
             prompt,
             f"{param}[{n}]" if is_list else param,
-            ids[n] if count == 1 else None,
+            _number_copy(ids[n], copy, count),
             _decode_sampling(given, _decode_logprobs(request, n, len(prompts))),
             given.max_new_tokens == 0,
         )
         for n, (prompt, given) in enumerate(zip(prompts, samplings, strict=True))
-        for _ in range(count)
+        for copy in range(count)
     ]
     return turns, is_batch
+
+
+def _number_copy(turn_id: str | None, copy: int, count: int) -> str | None:
+    """Return the id of one of the outputs of a prompt."""
+    return turn_id if turn_id is None or count == 1 else f"{turn_id}_{copy}"
 
 
 def _decode_prompts(request: Generate) -> tuple[Sequence[str | list[int]], str, bool]:

@@ -134,8 +134,9 @@ class SGLangRoutes:
         if isinstance(credentials, Response):
             return credentials
         try:
+            sampling = Sampling(max_tokens=1, ignore_eos=True)
             turn = await self._sessions.generate(
-                credentials.tenant, generate_id("turn"), [0], "input_ids", Sampling(max_tokens=1)
+                credentials.tenant, generate_id("turn"), [0], "input_ids", sampling
             )
             async with aclosing(self._sessions.read(turn)) as chunks, asyncio.timeout(HEALTH_S_MAX):
                 async for _ in chunks:

@@ -523,6 +523,8 @@ async def test_several_outputs_of_one_prompt(api: Api) -> None:
     assert status == 200
     assert [reply["output_ids"] for reply in replies] == [await api.fresh(CHUNKS[0])] * 3
     assert len({reply["meta_info"]["id"] for reply in replies}) == 3
+    status, replies = await api.try_generate(CHUNKS[0], sampling_params={"n": 2}, rid="mine")
+    assert [reply["meta_info"]["id"] for reply in replies] == ["mine_0", "mine_1"]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -600,6 +602,17 @@ async def test_model_and_server_are_described(api: Api, harness: EngineHarness) 
     assert (await get(api, "/health_generate"))[0] == 200
     status, reply = await api.post("/flush_cache", {})
     assert (status, reply["error"]["code"]) == (400, "unsupported_parameter")
+
+
+async def test_engine_is_healthy_whatever_id_it_draws(
+    api: Api, harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that ends a response."""
+    every_id = tuple(range(harness.engine.ready.vocab_size))
+    monkeypatch.setattr(harness.engine.text, "stop_ids", every_id)
+    assert (await get(api, "/health_generate"))[0] == 200
+    reply = await api.generate([0], sampling_params={"ignore_eos": False})
+    assert reply["meta_info"]["finish_reason"]["type"] == "stop", "each id ends a response"
 
 
 async def get(api: Api, path: str) -> tuple[int, Any]:
