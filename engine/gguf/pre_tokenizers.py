@@ -21,7 +21,7 @@ _CASED_RANGES = """
     a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3
     104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943
 """
-"""Letters that have a case, as Unicode 12 has them, without those of Georgian, in hexadecimal."""
+"""The letters that have a case in DeepSeek's regex, besides A to Z, in hexadecimal."""
 _CASED = "A-Za-z" + "".join(
     "-".join(rf"\x{{{end}}}" for end in part.split("-")) for part in _CASED_RANGES.split()
 )
