@@ -151,9 +151,9 @@ class TokenSessions:
         return True
 
     async def abort(self, tenant: str, turn_id: str | None) -> None:
-        """Abort a turn, or all turns of the tenant that have an id (None)."""
+        """Abort a turn, or all turns on raw prompts of the tenant (None)."""
         for turn in self._turns.register.of_tenant(tenant):
-            if turn.name is not None and turn_id in (None, turn.name):
+            if turn_id is None or turn_id == turn.name:
                 await self._turns.cancel(turn, discard_output=True)
 
     def close_tenant(self, tenant: str) -> None:
@@ -205,6 +205,10 @@ class TokenSessions:
         turn.is_prefill_only = is_prefill_only
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
+            if position.replace and not record.is_streaming:
+                await self._cut_continued(record, turn)
+                if turn.is_cancelled:
+                    return turn
             position = self._resolve(record, position)
             history = self._history_length(record, position)
             bos = self._engine.text.bos_ids
@@ -257,12 +261,24 @@ class TokenSessions:
         return await self._turns.encode(prompt, turn.tenant, param)
 
     def _check_busy(self, record: TokenSession, position: TurnPosition) -> None:
-        """Check that the turn to continue has ended. Raises Refusal."""
+        """Check that the turn to continue has ended, or is to be replaced. Raises Refusal."""
         turns = self._turns.register.in_session(record)
-        if any(record.is_streaming or turn.name == position.after for turn in turns):
+        waited = None if position.replace else position.after
+        if any(record.is_streaming or turn.name == waited for turn in turns):
             raise Refusal(
                 "The session has a turn that has not finished.", code="session_busy", param="rid"
             )
+
+    async def _cut_continued(self, record: TokenSession, turn: TokenTurn) -> None:
+        """End the turn that `turn` continues, if it has not ended, and wait for its end."""
+        for other in self._turns.register.in_session(record):
+            if other is turn:
+                return
+            if other.name == turn.after:
+                await self._turns.cut(other)
+                await self._abort_continuations(record, turn)
+                await self._turns.register.wait_for_earlier(turn)
+                return
 
     async def _abort_continuations(self, record: TokenSession, turn: TokenTurn) -> None:
         """Abort the earlier turns that have not ended and that `turn`, which replaces, discards."""
@@ -306,10 +322,11 @@ class TokenSessions:
     async def _settle(
         self, record: TokenSession, turn: TokenTurn, turn_id: str, before: int
     ) -> None:
-        """Record a turn that has ended, or roll it back if it was aborted. `before`: length of the
-        log before its append."""
+        """Record a turn that has ended, or roll it back if it was aborted and no other turn
+        continues it. `before`: length of the log before its append."""
         ended = turn.ended
-        if ended is None or ended.reason not in ("stop", "length"):
+        kept = ("stop", "length", "cancelled") if turn.is_cut else ("stop", "length")
+        if ended is None or ended.reason not in kept:
             record.length = before
             with contextlib.suppress(EngineError):
                 await self._engine.rewind(record.engine_id, before)

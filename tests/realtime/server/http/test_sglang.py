@@ -400,6 +400,67 @@ async def test_abort_that_names_no_turn_aborts_none(
     assert (await running)["meta_info"]["finish_reason"]["type"] == "length"
 
 
+async def test_replace_of_a_running_turn_continues_after_its_output_so_far(
+    api: Api, harness: EngineHarness
+) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = first["meta_info"]["id"]
+    running = await run_long_turn(api, harness, session, rid="runs", session_params={"rid": root})
+    params = {"id": session, "rid": "runs"}
+    status, reply = await api.try_generate(CHUNKS[2], session_params=params)
+    assert (status, reply["error"]["code"]) == (400, "session_busy")
+    replacing = [
+        asyncio.create_task(api.turn(session, CHUNKS[2], rid="runs", replace=True))
+        for _ in range(2)
+    ]
+    cut = await running
+    assert cut["meta_info"]["finish_reason"]["type"] == "abort"
+    history = CHUNKS[0] + first["output_ids"] + CHUNKS[1] + cut["output_ids"]
+    expected = await api.fresh(history + CHUNKS[2])
+    ends = {}
+    for reply in await asyncio.gather(*replacing):
+        ends[reply["meta_info"]["finish_reason"]["type"]] = reply["output_ids"]
+    assert ends.pop("length") == expected
+    assert list(ends) in ([], ["abort"]), "the second may replace the first"
+    again = await api.turn(session, CHUNKS[2], rid="runs")
+    assert again["output_ids"] == expected
+    await api.turn(session, CHUNKS[2], rid=root)
+
+
+async def test_replace_of_a_turn_that_waits_continues_after_its_prompt(
+    api: Api, taken_slot: TurnSlot
+) -> None:
+    session = await api.open()
+    waiting = asyncio.create_task(
+        api.generate(CHUNKS[0], rid="waits", session_params={"id": session})
+    )
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    replacing = asyncio.create_task(api.turn(session, CHUNKS[1], rid="waits", replace=True))
+    taken_slot.release()
+    cut = await waiting
+    history = CHUNKS[0] + cut["output_ids"]
+    assert (await replacing)["output_ids"] == await api.fresh(history + CHUNKS[1])
+
+
+async def test_turn_that_waits_to_replace_another_is_aborted(
+    api: Api, taken_slot: TurnSlot
+) -> None:
+    session = await api.open()
+    waiting = asyncio.create_task(
+        api.generate(CHUNKS[0], rid="waits", session_params={"id": session})
+    )
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    params = {"id": session, "rid": "waits", "replace": True}
+    replacing = asyncio.create_task(api.generate(CHUNKS[1], rid="replaces", session_params=params))
+    async with asyncio.timeout(10):
+        while not replacing.done():
+            assert (await api.post("/abort_request", {"rid": "replaces"}))[0] == 200
+    assert replacing.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    taken_slot.release()
+    await waiting
+
+
 @pytest.mark.parametrize("has_rid", [True, False])
 async def test_replace_aborts_the_running_turn_that_it_discards(
     api: Api, harness: EngineHarness, has_rid: bool
@@ -408,9 +469,6 @@ async def test_replace_aborts_the_running_turn_that_it_discards(
     first = await api.turn(session, CHUNKS[0])
     root = first["meta_info"]["id"]
     running = await run_long_turn(api, harness, session, rid="runs", session_params={"rid": root})
-    params = {"id": session, "rid": "runs", "replace": True}
-    status, reply = await api.try_generate(CHUNKS[2], session_params=params)
-    assert (status, reply["error"]["code"]) == (400, "session_busy"), "a turn that still runs"
     replacing = await api.turn(session, CHUNKS[2], rid=root if has_rid else None, replace=True)
     assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
     history = CHUNKS[0] + first["output_ids"] if has_rid else []
