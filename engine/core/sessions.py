@@ -267,7 +267,7 @@ class Sessions(Generic[SequenceT]):
         match command:
             case AppendIds():
                 self.transitions.append(sequence, command)
-                if regular_only_option(command):
+                if sequence.log.turn_tree is not None and regular_only_option(command):
                     self._backend.find_cached(sequence)
                 self._emit(CommandDone(command.n, sequence.log.length))
             case Generate():
