@@ -405,8 +405,8 @@ class Registry:
         """List the sessions of a tenant that `access` permits, the oldest first."""
         return [
             entry.session
-            for entry in self.open_sessions
-            if entry.owner.tenant == tenant and access.permits(entry.owner.secret)
+            for entry in self.open_sessions.of_tenant(tenant)
+            if access.permits(entry.owner.secret)
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:

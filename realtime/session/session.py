@@ -265,9 +265,13 @@ class Session:
         info = await self._engine.fleet.inspect(session_id, within_s)
         return self.status_from({} if info is None else {info.session: info})
 
+    @property
+    def engine_session_id(self) -> str:
+        return self._unit_of_work.engine_session.session_id
+
     def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:
         """Return the status. `infos`: reports of the engine by engine session id."""
-        info = infos.get(self._unit_of_work.engine_session.session_id)
+        info = infos.get(self.engine_session_id)
         return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def cancel_responses(self) -> None:

@@ -560,6 +560,8 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
             "a": (3, 3),
             "b": (1, 1),
         }
+        (lost,) = await engine.fleet.list_sessions(["a", "unknown"])
+        assert (lost.session, lost.lost_tokens) == ("a", 3)
         assert (await engine.fleet.stats()).sessions == 2
         with pytest.raises(BadRequest, match="already open") as caught:
             await engine.open("a")
@@ -569,6 +571,7 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
         assert caught.value.field == "child"
         await engine.attach("a", [1, 2, 3])
         assert (await engine.info("a")).length == 3
+        assert [info.session for info in await engine.fleet.list_sessions(["a", "no"])] == ["a"]
         assert sorted(info.session for info in await engine.fleet.list_sessions()) == ["a", "b"]
         assert (await engine.fleet.stats()).sessions == 2
         await engine.close("b")
