@@ -144,7 +144,7 @@ class Session:
 
         Sends a snapshot if `cursor` is None or cannot be replayed from exactly. `info`: the
         engine's report of the session; None if there is none. Raises Refusal."""
-        await self._resume_generation()
+        await self.resume_generation()
         kv = KVStatus.of(self.conversation, info).residency
         resume = msgspec.structs.replace(resume, kv_residency=kv)
         if cursor is not None:
@@ -338,12 +338,13 @@ class Session:
             )
 
     async def pause_generation(self) -> None:
-        """Pause active responses until a client resumes the session."""
+        """Pause active responses until a client resumes the session, or `resume_generation`."""
         self._is_paused = True
         with contextlib.suppress(EngineError):
             await self._active_responses.pause_all()
 
-    async def _resume_generation(self) -> None:
+    async def resume_generation(self) -> None:
+        """Continue active responses that were paused."""
         if self._is_paused:
             self._is_paused = False
             with contextlib.suppress(EngineError):

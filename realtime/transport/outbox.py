@@ -21,8 +21,8 @@ class Outbox:
 
     `put` sends events at once if the socket accepts them without waiting, else adds them to the
     backlog, which `run` sends. While the backlog is over its bound (`outbox_bytes_max`),
-    `wait_for_room` blocks the task that reads from the client. If the backlog is over the bound for
-    too long, or by far, or if the client does not read at all, `run` raises ConnectionCloseError.
+    `wait_for_room` blocks what would add to it. If the backlog is over the bound for too long, or
+    by far, or if the client does not read at all, `run` raises ConnectionCloseError.
     """
 
     def __init__(
@@ -31,13 +31,16 @@ class Outbox:
         limits: Limits,
         encode: Callable[[ServerEvent], bytes | None] = encode_frame,
         hold: Callable[[int], None] = _ignore,
+        on_full: Callable[[], None] = lambda: None,
     ) -> None:
         """`encode`: returns the frame of an event, or None if the client does not get it. `hold`:
-        called with each change of the bytes that wait."""
+        called with each change of the bytes that wait. `on_full`: called when the backlog exceeds
+        its bound."""
         self._socket = socket
         self._limits = limits
         self._encode = encode
         self._hold = hold
+        self._on_full = on_full
         self._held_bytes = 0
         self._backlog = Backlog(encode)
         self._filled: asyncio.Future[None] | None = None
@@ -73,8 +76,14 @@ class Outbox:
             self._slow_timer = loop.call_later(
                 self._limits.outbox_over_limit_s_max, self._disconnect_slow_reader
             )
+            self._on_full()
         if self._backlog.size_bytes > self._limits.outbox_snapshot_bytes_max:
             self._disconnect_slow_reader()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the backlog is over its bound."""
+        return self._room is not None
 
     async def wait_for_room(self) -> None:
         """Wait until the backlog is within its bound."""
