@@ -18,6 +18,7 @@ from continuo.engine.client.connection import (
 )
 from continuo.engine.client.engine_process import EngineProcess
 from continuo.engine.client.fleet import EngineFleet
+from continuo.engine.client.grammar_trials import GrammarTrials, TrialProcesses
 from continuo.engine.client.router import Router, SessionSubscriber
 from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig, ListenerConfig
@@ -104,14 +105,21 @@ class EngineClient:
         launch: EngineLauncher | None = None,
         on_loading: OnLoading = lambda _what, _fraction: None,
         model: str | None = None,
+        grammar_trials: GrammarTrials | None = None,
     ) -> None:
-        """`launch` starts this client's own engine process and returns a socket to it; `connect`
-        calls it. None if all engines are remote. `model`: the model that the process will load, if
-        it is known before."""
+        """Args:
+        launch: starts this client's own engine process and returns a socket to it; `connect` calls
+            it. None if all engines are remote.
+        on_loading: called with the progress of the engine process.
+        model: the model that the process will load, if it is known before.
+        grammar_trials: where the grammars of turns are tried. None: in processes of their own.
+        """
         self._router = Router()
         self._on_loading = on_loading
         self._model = model
         self.fleet = EngineFleet(self._router)
+        self.grammar_trials = grammar_trials or TrialProcesses()
+        """Tries the grammar of a turn, which the caller does before `generate`."""
         self._process: EngineProcess | None = None
         self.has_own_engine = launch is not None
         """Whether the engine belongs to this process, and serves no other client by default."""
@@ -195,6 +203,7 @@ class EngineClient:
         STOP_GRACE_S."""
         self._router.fail(EngineLost("the engine was stopped"))
         self.fleet.stop()
+        await self.grammar_trials.stop()
         if self._process is not None:
             await self._process.stop()
 

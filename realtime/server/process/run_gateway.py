@@ -261,4 +261,5 @@ async def _wait_until_stopped(
         await wait_until_idle(lambda: engine.fleet.active_turns, settings.drain_grace_s)
     else:
         print_line("Stopping.")
+    await engine.grammar_trials.stop()  # requests that wait for a trial would delay the exit
     return 0
