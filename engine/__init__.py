@@ -38,7 +38,7 @@ from continuo.engine.errors import (
     TurnFailed,
     UnknownEngineSession,
 )
-from continuo.engine.event_loop import run_event_loop
+from continuo.engine.event_loop import run_event_loop, run_in_thread
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
@@ -157,5 +157,6 @@ __all__ = [
     "read_model_size",
     "read_secret",
     "run_event_loop",
+    "run_in_thread",
     "suggest_models",
 ]

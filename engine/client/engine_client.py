@@ -29,6 +29,7 @@ from continuo.engine.errors import (
     SessionDetached,
     StaleEngineFence,
 )
+from continuo.engine.event_loop import run_in_thread
 from continuo.engine.local_checkpoint import find_local_text
 from continuo.engine.sampling import Sampling
 from continuo.engine.text import ModelText, OutputDecoder
@@ -178,13 +179,15 @@ class EngineClient:
     async def connect(self) -> None:
         """Launch this client's own engine and wait until it is ready. Raises ModelError."""
         (connection,) = self._router.connections
-        early_text = asyncio.create_task(asyncio.to_thread(_try_load_text, self._model))
+        early_text = asyncio.create_task(run_in_thread("model text", _try_load_text, self._model))
         try:
             await connection.connect()
             self.fleet.supervise(connection)
             await self._router.first_ready
-            self.text = await early_text or await asyncio.to_thread(ModelText, self.ready.folder)
-            await asyncio.to_thread(self.text.limit_tokens, _text_tokens_max(self.ready))
+            self.text = await early_text or await run_in_thread(
+                "model text", ModelText, self.ready.folder
+            )
+            await run_in_thread("model text", self.text.limit_tokens, _text_tokens_max(self.ready))
         except BaseException:
             await self.stop()
             raise
@@ -194,8 +197,8 @@ class EngineClient:
         it. Raises ModelError, EngineLost."""
         await asyncio.shield(self._router.first_ready)
         done = await self._router.request(GetModelFiles(self._router.next_number()))
-        self.text = await asyncio.to_thread(
-            _load_text, done.files or {}, _text_tokens_max(self.ready)
+        self.text = await run_in_thread(
+            "model text", _load_text, done.files or {}, _text_tokens_max(self.ready)
         )
 
     async def stop(self) -> None:
