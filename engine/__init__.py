@@ -14,6 +14,7 @@ from continuo.engine.client.engine_client import (
     SessionGroup,
     UnfinishedTurn,
 )
+from continuo.engine.client.grammar_trials import GrammarTrials
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
 from continuo.engine.config import (
     BUNDLED_MODEL,
@@ -37,7 +38,7 @@ from continuo.engine.errors import (
     TurnFailed,
     UnknownEngineSession,
 )
-from continuo.engine.event_loop import run_event_loop
+from continuo.engine.event_loop import run_event_loop, run_in_thread
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
@@ -58,12 +59,12 @@ from continuo.engine.text import (
     ParsedCallEnded,
     ParsedCallStarted,
     ParsedText,
+    SchemaError,
     ToolCall,
     ToolCallRules,
     ToolParser,
+    build_joint_grammar,
     build_regex_grammar,
-    find_grammar_problem,
-    find_schema_problem,
     find_types,
 )
 from continuo.engine.trace_export import create_trace_provider, flush_traces
@@ -101,6 +102,7 @@ __all__ = [
     "EngineReady",
     "EngineStats",
     "Grammar",
+    "GrammarTrials",
     "JsonFormatter",
     "KnownArchitecture",
     "LinkRefused",
@@ -120,6 +122,7 @@ __all__ = [
     "ResidentCache",
     "Sampling",
     "SamplingSettings",
+    "SchemaError",
     "SessionDetached",
     "SessionGroup",
     "SessionInfo",
@@ -137,16 +140,15 @@ __all__ = [
     "UnfinishedTurn",
     "UnknownEngineSession",
     "available_memory_bytes",
+    "build_joint_grammar",
     "build_regex_grammar",
     "cache_group",
     "collect_garbage",
     "compute_fingerprint",
     "cpu_pool_bytes",
     "create_trace_provider",
-    "find_grammar_problem",
     "find_local_checkpoint",
     "find_local_text",
-    "find_schema_problem",
     "find_types",
     "flush_traces",
     "format_bytes",
@@ -155,5 +157,6 @@ __all__ = [
     "read_model_size",
     "read_secret",
     "run_event_loop",
+    "run_in_thread",
     "suggest_models",
 ]

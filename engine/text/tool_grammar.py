@@ -44,8 +44,7 @@ class CallableTool(msgspec.Struct, frozen=True):
 
     name: str
     parameters_schema: str = ANY_ARGUMENTS
-    """JSON schema of the arguments object. The caller has checked that it can be enforced
-    (`find_schema_problem`)."""
+    """JSON schema of the arguments object. The caller has checked that it can be enforced."""
 
 
 class ToolCallRules(msgspec.Struct, frozen=True):

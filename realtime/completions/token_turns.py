@@ -86,7 +86,7 @@ class TokenTurns:
             return
         limits = self.tenants.of(tenant).rate_limits
         with limits.charge_text(len(grammar.source), 2 * self.context_tokens):
-            await check_grammar(grammar, param)
+            await check_grammar(grammar, param, self.engine.grammar_trials)
 
     def _check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         size = self.engine.ready.vocab_size

@@ -12,10 +12,12 @@ import msgspec
 from continuo.engine import ChatTemplate, EngineReady, TooLong
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal, context_length_exceeded
-from continuo.realtime.limits import REQUEST_CHARS_MAX
+from continuo.realtime.limits import REQUEST_CHARS_MAX, TOOL_DEPTH_MAX
 from continuo.realtime.protocol.commands import CreateSessionResponse, FieldNames
+from continuo.realtime.protocol.complexity_limits import count_depth
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.protocol.validation import invalid_parameter
 
 
 class TextLimits(msgspec.Struct, frozen=True):
@@ -58,7 +60,17 @@ class TextLimits(msgspec.Struct, frozen=True):
             )
 
     def check_head(self, settings: GenerationSettings, names: FieldNames) -> None:
-        """Check instructions and tools. Raises Refusal, which names the larger of the two."""
+        """Check instructions and tools. Raises Refusal, which names the larger of the two, or the
+        tools if one is nested too deeply."""
+        for tool in settings.tools:
+            depth = count_depth(tool.parameters)
+            if depth > TOOL_DEPTH_MAX:
+                raise invalid_parameter(
+                    names.tools,
+                    f"the parameters of the function {tool.name!r} have {depth} objects and arrays "
+                    f"within each other; the limit is {TOOL_DEPTH_MAX}.",
+                    code="invalid_function_parameters",
+                )
         chars = count_head_chars(settings)
         is_mostly_instructions = len(settings.instructions) * 2 >= chars
         self.check(chars, names.instructions if is_mostly_instructions else names.tools)

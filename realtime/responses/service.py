@@ -356,9 +356,12 @@ class ResponseService:
             conversation = self._with_input(before, new_items, context_window)
             if not command.generate:
                 return build_warm_up_prompt(conversation, ready, param), new_items
-            return build_prompt(conversation, command.settings, ready, param), new_items
+            prompt = build_prompt(conversation, command.settings, enforced_tools, ready, param)
+            return prompt, new_items
 
-        await check_enforceable(command.settings, self._template, command.field_names)
+        enforced_tools = await check_enforceable(
+            command.settings, self._template, command.field_names, self._engine.grammar_trials
+        )
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif source.parent is not None:

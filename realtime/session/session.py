@@ -103,6 +103,7 @@ class Session:
             active_responses=self._active_responses,
             idempotency_keys=idempotency_keys,
             model_text=engine.text,
+            grammar_trials=engine.grammar_trials,
             tenant_rate_limits=tenant.rate_limits,
             text_limits=TextLimits.for_model(engine.ready, unit_of_work.conversation.template),
         )

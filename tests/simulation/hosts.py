@@ -31,6 +31,7 @@ from tests.simulation.network import Endpoint
 from tests.simulation.storage import SimulatedStoreClient
 from tests.simulation.virtual import SimulatedProcess, VirtualLoop
 from tests.support.digest_runner import DigestRunner, make_engine_ready
+from tests.support.grammar_trials import TrialsHere
 
 LIMITS = Limits(
     resume_window_s=90.0,
@@ -143,7 +144,7 @@ class SimulatedGateway:
         self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        engine = EngineClient()
+        engine = EngineClient(grammar_trials=TrialsHere())
         for name in self._engines:
             engine.fleet.add(name, 1)
         await engine.wait_until_ready()

@@ -32,6 +32,7 @@ from continuo.engine.upstream.loop import UpstreamLoop
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
+from tests.support.grammar_trials import TrialsHere
 from tests.support.waiting import POLL_S
 
 
@@ -244,7 +245,7 @@ async def running_engine(
     """Run an engine and its client; `make` creates the runner of each launch, `speculation` its
     drafts."""
     harness = EngineHarness(folder, make, rows, scheduler, speculation, max_group_share)
-    harness.engine = EngineClient(harness.launch)
+    harness.engine = EngineClient(harness.launch, grammar_trials=TrialsHere())
     await harness.engine.connect()
     try:
         yield harness

@@ -285,7 +285,11 @@ class TemplateRenderer:
         key = tuple(messages), _ToolsKey(tools), add_generation_prompt
         text = self._renderings.get(key)
         if text is None:
-            text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            try:
+                text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            except RecursionError:
+                problem = "its tools or the arguments of its calls are nested too deeply"
+                raise TemplateRefused(f"this conversation cannot be rendered: {problem}") from None
             cost_bytes = _RENDERING_OVERHEAD_BYTES + _MESSAGE_BYTES * len(messages)
             # Messages have what the text has, and both may keep a copy in UTF-8.
             cost_bytes += 4 * sys.getsizeof(text) + sum(map(_measure_json, tools))
@@ -436,7 +440,7 @@ def _parse_arguments(call: ToolCall) -> object:
     """Decode a call's arguments, as templates expect; anything but a JSON object stays text."""
     try:
         value: object = json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return call.arguments
     return cast(object, value) if isinstance(value, dict) else call.arguments
 
