@@ -41,8 +41,10 @@ from continuo.engine.errors import (
 from continuo.engine.event_loop import run_event_loop, run_in_thread
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
+from continuo.engine.line_limit import LineLimit
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
 from continuo.engine.log_format import JsonFormatter
+from continuo.engine.peer_address import address_of
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
@@ -105,6 +107,7 @@ __all__ = [
     "GrammarTrials",
     "JsonFormatter",
     "KnownArchitecture",
+    "LineLimit",
     "LinkRefused",
     "LinkSecurity",
     "ListenerConfig",
@@ -139,6 +142,7 @@ __all__ = [
     "TurnStream",
     "UnfinishedTurn",
     "UnknownEngineSession",
+    "address_of",
     "available_memory_bytes",
     "build_joint_grammar",
     "build_regex_grammar",

@@ -170,11 +170,13 @@ class EngineClient:
     def subscribe(
         self,
         on_superseded: Callable[[str], None],
-        on_expired: Callable[[str], None] = lambda _session: None,
+        on_lost: Callable[[str], None] = lambda _session: None,
     ) -> None:
         """Call `on_superseded` with the id of each session that another gateway takes over, and
-        `on_expired` with that of each idle session that expires."""
-        self._router.subscribers.append(SessionSubscriber(on_superseded, on_expired))
+        `on_lost` with the id of each session that expires, is quarantined, or whose engine is
+        lost. A streaming session whose engine is lost can be attached again, and must be closed
+        otherwise."""
+        self._router.subscribers.append(SessionSubscriber(on_superseded, on_lost))
 
     async def connect(self) -> None:
         """Launch this client's own engine and wait until it is ready. Raises ModelError."""

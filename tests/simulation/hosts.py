@@ -17,7 +17,7 @@ from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.server.clients import Clients
-from continuo.engine.server.listener import listen
+from continuo.engine.server.listener import Listener
 from continuo.engine.text import ModelText
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -113,7 +113,7 @@ class SimulatedEngine:
         self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        await listen(ListenerConfig(fd=socket.socket().detach()), self.clients, self._ready)
+        Listener(ListenerConfig(fd=socket.socket().detach()), self.clients, self._ready)
         await self._loop.run(self.sessions, self.clients.send_all)
 
     def check_empty(self) -> None:

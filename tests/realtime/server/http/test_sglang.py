@@ -58,6 +58,10 @@ class Api:
         return (await self.generate(ids, **body))["output_ids"]
 
 
+def sessions_of(api: Api) -> token_sessions.TokenSessions:
+    return api.server.app.state.token_sessions
+
+
 @pytest.fixture
 def api(server: RunningServer) -> Api:
     return Api(server)
@@ -483,6 +487,39 @@ async def test_idle_session_expires(api: Api) -> None:
             await asyncio.sleep(0.2)
     status, reply = await api.try_generate([1], session_params={"id": session})
     assert (status, reply["error"]["code"]) == (400, "session_not_open")
+
+
+async def test_gateway_forgets_sessions_that_expire(api: Api) -> None:
+    for _ in range(30):
+        await api.open(streaming=True, timeout=0.05)
+        await api.open(timeout=0.05)
+    await wait_until(lambda: not sessions_of(api).count_by_tenant())
+
+
+async def test_gateway_and_engine_forget_sessions_of_a_lost_engine(
+    api: Api, harness: EngineHarness
+) -> None:
+    for is_streaming in (True, False):
+        await api.open(streaming=is_streaming)
+    harness.kill()
+    await wait_until(lambda: not sessions_of(api).count_by_tenant())
+    await harness.wait_until_empty()
+    status, reply = await api.try_generate([1], session_params={"id": await api.open()})
+    assert status == 200, reply
+
+
+async def test_sessions_of_one_tenant_leave_places_to_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_sessions, "TOKEN_SESSIONS_MAX", 20)
+    other = Api(api.server, UMBRELLA)
+    for _ in range(18):
+        await api.open()
+    status, reply = await api.post("/open_session", {"capacity_of_str_len": 1000})
+    assert (status, reply["error"]["code"]) == (503, "rate_limit_exceeded")
+    session = await other.open()
+    await other.post("/close_session", {"session_id": session})
+    assert sessions_of(api).count_by_tenant() == {"acme": 18}
 
 
 @pytest.mark.parametrize(
