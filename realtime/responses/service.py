@@ -153,6 +153,8 @@ class ResponseService:
         with tenant.rate_limits.charge_request():
             self._conversation_locks.acquire(tenant.name, command.conversation_id)
             try:
+                if self._conversations is not None and command.conversation_id is not None:
+                    await self._conversations.extend(command.conversation_id, tenant.name)
                 source, prompt, new_items = await self._prepare(command, requester)
                 await self._tenants.follow(tenant.name)
                 turn_slot = tenant.turns.enter()
