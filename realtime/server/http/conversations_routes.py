@@ -13,7 +13,7 @@ session over.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -24,7 +24,7 @@ from starlette.routing import Route
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.commands import AddItem, ConfigureSession, DeleteItem
+from continuo.realtime.protocol.commands import AddItems, ConfigureSession, DeleteItem
 from continuo.realtime.protocol.conversations_api import (
     CreateConversation,
     CreateItems,
@@ -36,7 +36,6 @@ from continuo.realtime.protocol.conversations_api import (
     read_record,
     write_record,
 )
-from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.responses_api import encode_item_page
 from continuo.realtime.protocol.responses_api.encoder import encode_input_item
 from continuo.realtime.registry.access import Access, Credentials
@@ -119,7 +118,7 @@ class ConversationsRoutes:
             close,
         )
         try:
-            await _add_items(session, items)
+            await session.execute(AddItems(items))
         except BaseException:
             await asyncio.shield(self._registry.close(session))
             raise
@@ -157,7 +156,7 @@ class ConversationsRoutes:
         body = decode_body(await self._read_body(request), CreateItems)
         items = decode_new_items(body.items, generate_id)
         async with self._session(request, credentials) as session:
-            await _add_items(session, items)
+            await session.execute(AddItems(items))
             return encode_item_page(items, has_more=False)
 
     async def get_item(self, request: Request, credentials: Credentials) -> object:
@@ -190,19 +189,6 @@ class ConversationsRoutes:
 
     async def _read_body(self, request: Request) -> bytes:
         return await read_body(request, self._limits.response_frame_bytes_max) or b"{}"
-
-
-async def _add_items(session: Session, items: Sequence[Item]) -> None:
-    """Add all items, or none: those already added are deleted again if one is refused."""
-    added: list[Item] = []
-    try:
-        for item in items:
-            await session.execute(AddItem(item))
-            added.append(item)
-    except Refusal:
-        for item in reversed(added):
-            await session.execute(DeleteItem(item.id))
-        raise
 
 
 def _item_not_found(item_id: str) -> Refusal:
