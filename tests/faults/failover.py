@@ -1,4 +1,5 @@
-"""F7: Sentinel promotes a replica while the primary is cut off; then the old primary returns."""
+"""F7 and F54: Sentinel promotes a replica, which may lack the last writes, while the primary is cut
+off; then the old primary returns."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,9 +10,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tests.faults.deployment import Deployment, running_deployment
+from continuo.realtime.store import Snapshot, Store, StoreError
+from tests.faults.cluster import continue_and_close
+from tests.faults.deployment import Deployment, open_when_available, running_deployment
 from tests.faults.row import FaultRow
-from tests.faults.stores import check_items_after_loss, open_conversation
+from tests.faults.stores import TIMEOUT_FACTOR, check_items_after_loss, open_conversation
 from tests.support.redis_process import REDIS_SERVER, RedisProcess
 from tests.support.waiting import wait_until
 
@@ -19,6 +22,9 @@ SERVICE = "talk"
 FAILOVER_TIMEOUT_MS = 1000
 """Sentinel begins no second failover within twice this time."""
 TIMEOUT_S = 60.0
+IDLE_CONVERSATIONS = 8
+RECOVERED_S_MAX = 2.0
+"""Time after which a promoted replica has what it lacked: a sweep, and its checks and writes."""
 
 
 class SentinelStore:
@@ -130,6 +136,61 @@ async def fail_over(environment: tuple[Deployment, SentinelStore], rng: Random) 
     await asyncio.sleep(2 * FAILOVER_TIMEOUT_MS / 1000)
 
 
+async def fail_over_while_idle(environment: tuple[Deployment, SentinelStore], rng: Random) -> None:
+    """Promote a replica that lacks the last writes of conversations whose clients do nothing from
+    then on, not even stay connected: another gateway finds every item soon after."""
+    deployment, store = environment
+    conversations = [
+        await open_conversation(deployment, n % 2) for n in range(IDLE_CONVERSATIONS - 1)
+    ]
+    await store.wait_until_replicated()
+    await store.cut_replication()
+    conversations.append(await open_conversation(deployment, rng.randrange(2)))
+    for client, expected in conversations:
+        for n in range(rng.randrange(1, 4)):
+            await client.add_message(f"line {n}")
+            expected.add_user_message(f"line {n}")
+    for client, _ in rng.sample(conversations, IDLE_CONVERSATIONS // 2):
+        await client.disconnect()
+    reader = await open_when_available(store.url, "normal")
+    try:
+        ids = [client.session_id for client, _ in conversations]
+        before = [await reader.load(id) for id in ids]
+        assert None not in before
+        old = store.primary
+        old.pause()
+        await store.wait_until_promoted()
+        returning = asyncio.create_task(_return_later(old, rng.uniform(0.0, 2.0)))
+        async with asyncio.timeout(RECOVERED_S_MAX * TIMEOUT_FACTOR):
+            for id, found in zip(ids, before, strict=True):
+                while not has_same_log(await _load_patiently(reader, id), found):
+                    await asyncio.sleep(0.05)
+    finally:
+        await reader.aclose()
+    for client, expected in conversations:
+        items = list(client.item_ids)
+        client.urls = client.urls[1:]
+        await client.reconnect()
+        assert client.item_ids == items, "an item is lost"
+        await continue_and_close(client, expected)
+    await returning
+    await wait_until(lambda: all(len(each.registry) == 0 for each in deployment.gateways), 30)
+    await store.wait_until_replicated()
+    await asyncio.sleep(2 * FAILOVER_TIMEOUT_MS / 1000)
+
+
+def has_same_log(one: Snapshot | None, other: Snapshot | None) -> bool:
+    return one is not None and other is not None and one.entries == other.entries
+
+
+async def _load_patiently(reader: Store, session_id: str) -> Snapshot | None:
+    """Load a session. Returns None also while the store is unavailable."""
+    try:
+        return await reader.load(session_id)
+    except StoreError:
+        return None
+
+
 async def _return_later(process: RedisProcess, after_s: float) -> None:
     await asyncio.sleep(after_s)
     process.resume()
@@ -158,6 +219,19 @@ ROWS = (
         environment=deployment_with_sentinel,
         trial=fail_over,
         full_trials=30,
+        quick_trials=1,
+        missing_requirement=lambda: None if REDIS_SERVER else "redis-server",
+    ),
+    FaultRow(
+        id="F54",
+        fault="Sentinel promotes a replica without the last writes of eight conversations, of "
+        "which four are parked and one is new; the old primary returns within 2 s; no client sends "
+        "anything",
+        expectation="within 2 s the replica has every item again; all clients resume at the other "
+        "gateway with all items, and their next response is the expected one",
+        environment=deployment_with_sentinel,
+        trial=fail_over_while_idle,
+        full_trials=40,
         quick_trials=1,
         missing_requirement=lambda: None if REDIS_SERVER else "redis-server",
     ),

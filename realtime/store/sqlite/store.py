@@ -74,6 +74,10 @@ class SqliteStore:
         return self._tables.epoch
 
     @property
+    def server_id(self) -> str:
+        return ""
+
+    @property
     def is_available(self) -> bool:
         return self._health_probe.is_healthy
 
