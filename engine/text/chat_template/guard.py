@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 from continuo.engine.errors import BadRequest
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram
 from continuo.engine.text.tokenizer.tokenizer import MARK_CLOSE, MARK_OPEN, Tokenizer
+from continuo.engine.text.written_json import change_text
 
 _OPEN, _CLOSE = "17304629058462309754", "18057394620587930264"
 """Begin with the only 1 in them, so that neither can begin within the other, or within text that
@@ -105,10 +106,14 @@ def _map_texts(
         return change(value)
     if isinstance(value, Mapping):
         pairs = cast(Mapping[str, object], value).items()
-        return {change_key(str(key)): _map_texts(item, change, change_key) for key, item in pairs}
+        changed = {
+            change_key(str(key)): _map_texts(item, change, change_key) for key, item in pairs
+        }
+        return change_text(value, changed, change)
     if isinstance(value, tuple):
         items = cast(tuple[object, ...], value)
         return tuple(_map_texts(item, change, change_key) for item in items)
     if isinstance(value, list):
-        return [_map_texts(item, change, change_key) for item in cast(Sequence[object], value)]
+        items = [_map_texts(item, change, change_key) for item in cast(Sequence[object], value)]
+        return change_text(value, items, change)
     return value

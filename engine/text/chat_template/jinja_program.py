@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from continuo.engine.errors import BadRequest, ModelError, first_line
+from continuo.engine.text.written_json import has_text, write_json
 
 Render = Callable[..., str]
 
@@ -151,6 +152,8 @@ def _tojson(
     sort_keys: bool = False,  # noqa: FBT001, FBT002 - a template may pass flags by position
 ) -> str:
     # Jinja's own tojson escapes HTML.
+    if indent is None and separators is None and not sort_keys and has_text(value):
+        return write_json(value, ensure_ascii=ensure_ascii)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

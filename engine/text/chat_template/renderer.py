@@ -34,6 +34,7 @@ from continuo.engine.text.output_channels import (
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import HERMES, ToolFormat
 from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
+from continuo.engine.text.written_json import read_json, write_json
 
 _RENDERINGS_BYTES_MAX = 16 * 1024 * 1024
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
@@ -393,7 +394,7 @@ class TemplateRenderer:
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
         arguments = self._guard.mark_values(_parse_arguments(call))
         if self._needs_json_arguments and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = write_json(arguments)
         function = {"name": self._guard.mark(call.name), "arguments": arguments}
         return {
             "type": "function",
@@ -435,7 +436,7 @@ def _name_call_ids(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 def _parse_arguments(call: ToolCall) -> object:
     """Decode a call's arguments, as templates expect; anything but a JSON object stays text."""
     try:
-        value: object = json.loads(call.arguments or "{}")
+        value = read_json(call.arguments or "{}")
     except ValueError:
         return call.arguments
     return cast(object, value) if isinstance(value, dict) else call.arguments
