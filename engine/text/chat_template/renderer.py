@@ -130,7 +130,7 @@ class TemplateRenderer:
         self._renderings: ResidentCache[tuple[tuple[ChatMessage, ...], _ToolsKey, bool], str] = (
             ResidentCache(_RENDERINGS_BYTES_MAX, entry_bytes_max=_RENDERINGS_BYTES_MAX)
         )
-        self.mark_lookalikes = tokenizer.mark_lookalikes
+        self.mark_lookalikes = self._guard.mark_lookalikes
         self._needs_short_ids = False
         self._needs_json_arguments = False
         self._needs_named_ids = False
