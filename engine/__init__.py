@@ -41,9 +41,10 @@ from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
-from continuo.engine.log_format import JsonFormatter
+from continuo.engine.log_format import ConsoleFormatter, JsonFormatter
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
+from continuo.engine.terminal_text import escape_commands, print_line
 from continuo.engine.text import (
     CallableTool,
     ChatMessage,
@@ -88,6 +89,7 @@ __all__ = [
     "Chat",
     "ChatMessage",
     "ChatTemplate",
+    "ConsoleFormatter",
     "ConversationExtension",
     "Detokenizer",
     "Effort",
@@ -143,6 +145,7 @@ __all__ = [
     "compute_fingerprint",
     "cpu_pool_bytes",
     "create_trace_provider",
+    "escape_commands",
     "find_grammar_problem",
     "find_local_checkpoint",
     "find_local_text",
@@ -152,6 +155,7 @@ __all__ = [
     "format_bytes",
     "give_memory_back",
     "parse_bytes",
+    "print_line",
     "read_model_size",
     "read_secret",
     "run_event_loop",

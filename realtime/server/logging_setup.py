@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from continuo.engine import JsonFormatter, LogFormat
+from continuo.engine import ConsoleFormatter, JsonFormatter, LogFormat
 from continuo.realtime.request_context import current_request
 from continuo.realtime.server.line_limit import LineLimit
 
@@ -56,7 +56,7 @@ class Redaction:
         return _QUERY.sub("?[query]", _SECRETS.sub(r"\1[key]", text))
 
 
-class RedactingFormatter(logging.Formatter):
+class RedactingFormatter(ConsoleFormatter):
     """Formats records as text, redacted: fields follow the message as `name=value`."""
 
     def __init__(self, keys: Iterable[str]) -> None:
