@@ -11,6 +11,7 @@ from pathlib import Path
 from continuo.bench import plot, published
 from continuo.bench.host import CpuMeter, describe_machine
 from continuo.bench.report import Report
+from continuo.engine import print_line
 from continuo.realtime.server.own_command import find_own_command
 
 GROUPS = {
@@ -96,8 +97,8 @@ def main(argv: Sequence[str]) -> int:
         "foreign_cores": round(meter.readings[0].foreign_cores, 2),
         "own_cores": round(meter.readings[0].own_cores, 2),
     }
-    print("\n" + report.render())
-    print(published.describe_run(run))
+    print_line("\n" + report.render())
+    print_line(published.describe_run(run))
     data = {**report.to_json(), "run": run}
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=2) + "\n")

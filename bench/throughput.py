@@ -34,6 +34,7 @@ from continuo.bench.targets.selection import (
     run_targets,
 )
 from continuo.bench.targets.target import Output, Target, Turn
+from continuo.engine import print_line
 
 CONTEXT_IDS = 32
 """Context of a row in the decode measurements, so that prefill does not take most of the time."""
@@ -156,7 +157,7 @@ async def _measure_decode(
     room = Room(max(options.rows), CONTEXT_IDS + 2 * (APPEND_IDS + 1) + options.tokens)
     async with run_targets(options, room) as (targets, notes):
         for rows, drawn in itertools.product(options.rows, SAMPLINGS):
-            print(f"{rows} rows, {drawn}", flush=True)
+            print_line(f"{rows} rows, {drawn}")
             measure = partial(_measure_step, rows, options.tokens, drawn)
             warm_up = partial(_measure_step, rows, WARM_UP_TOKENS, drawn)
             steps[rows, drawn] = await turns.alternate(
@@ -177,7 +178,7 @@ async def _measure_first_tokens(
     append_ids = (1 + FIRST_TOKENS_PER_RUN) * (FIRST_TOKEN_APPEND_IDS + 1)
     async with run_targets(options, Room(1, max(options.contexts) + append_ids)) as (targets, _):
         for context in options.contexts:
-            print(f"append of {FIRST_TOKEN_APPEND_IDS} to {context}", flush=True)
+            print_line(f"append of {FIRST_TOKEN_APPEND_IDS} to {context}")
             measured = await turns.alternate(
                 targets, options.runs, partial(_measure_first_token, context), meter, notes
             )

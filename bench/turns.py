@@ -13,6 +13,7 @@ from continuo.bench.prompts import random_prompts
 from continuo.bench.report import ReportRow, median, percentile
 from continuo.bench.targets.competitor_target import CompetitorError
 from continuo.bench.targets.target import Output, Prompts, Target, Turn
+from continuo.engine import print_line
 
 Turns = list[list[Turn]]
 """The records of a run: turns[session][turn]."""
@@ -107,7 +108,7 @@ async def alternate(
             continue
         reading = meter.readings[-1]
         noise = f" beside {reading.foreign_cores:.2f} foreign cores" if reading.is_noisy else ""
-        print(f"{target.name}: run {number} of {runs}, {reading.wall_s:.1f} s{noise}", flush=True)
+        print_line(f"{target.name}: run {number} of {runs}, {reading.wall_s:.1f} s{noise}")
     return {name: measured for name, measured in results.items() if measured}
 
 

@@ -43,10 +43,11 @@ from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.line_limit import LineLimit
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
-from continuo.engine.log_format import JsonFormatter
+from continuo.engine.log_format import ConsoleFormatter, JsonFormatter
 from continuo.engine.peer_address import address_of
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
+from continuo.engine.terminal_text import escape_commands, print_line
 from continuo.engine.text import (
     CallableTool,
     ChatMessage,
@@ -91,6 +92,7 @@ __all__ = [
     "Chat",
     "ChatMessage",
     "ChatTemplate",
+    "ConsoleFormatter",
     "ConversationExtension",
     "Detokenizer",
     "Effort",
@@ -151,6 +153,7 @@ __all__ = [
     "compute_fingerprint",
     "cpu_pool_bytes",
     "create_trace_provider",
+    "escape_commands",
     "find_local_checkpoint",
     "find_local_text",
     "find_types",
@@ -158,6 +161,7 @@ __all__ = [
     "format_bytes",
     "give_memory_back",
     "parse_bytes",
+    "print_line",
     "read_model_size",
     "read_secret",
     "run_event_loop",

@@ -1,9 +1,19 @@
-"""The format of log lines as JSON, for log collectors: one object a line."""
+"""The formats of log lines: text, and JSON for log collectors, one object a line. Neither has a
+character that commands a terminal."""
 
 import logging
 import time
 
 import msgspec
+
+from continuo.engine.terminal_text import escape_commands
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Formats a record as text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_commands(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -21,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(shown).decode()
+        return escape_commands(msgspec.json.encode(shown).decode())
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
         fields: dict[str, object] = getattr(record, "fields", {})

@@ -27,7 +27,7 @@ from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.errors import EngineError
 from continuo.engine.event_loop import run_event_loop
 from continuo.engine.garbage_collection import collect_garbage
-from continuo.engine.log_format import JsonFormatter
+from continuo.engine.log_format import ConsoleFormatter, JsonFormatter
 from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.listener import Listener
 from continuo.engine.server.turn_spans import TurnSpans
@@ -89,7 +89,7 @@ def _configure_logging(config: EngineConfig) -> None:
     handler.setFormatter(
         JsonFormatter()
         if config.log_format == "json"
-        else logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+        else ConsoleFormatter("%(asctime)s %(name)s %(levelname)s %(message)s")
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 

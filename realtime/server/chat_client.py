@@ -19,7 +19,7 @@ from collections.abc import Generator
 
 import msgspec
 
-from continuo.engine import BUNDLED_MODEL
+from continuo.engine import BUNDLED_MODEL, escape_commands, print_line
 from continuo.realtime.client import (
     ConnectionClosedError,
     ConnectionOptions,
@@ -138,8 +138,8 @@ class Chat:
         """Chat until the end of the input, or until a new conversation is requested. Returns the
         exit status."""
         if self._is_terminal:
-            print(f"Talking to {self._describe_model()}.")
-            print("Ctrl-C cancels a response, Ctrl-D quits, /help lists the commands.")
+            print_line(f"Talking to {self._describe_model()}.")
+            print_line("Ctrl-C cancels a response, Ctrl-D quits, /help lists the commands.")
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         if self._is_terminal:
             self._noticing = asyncio.create_task(self._notice_losses())
@@ -152,13 +152,13 @@ class Chat:
                     self.is_new_requested = line.strip() == "/new"
                     break
                 if not line.startswith("//"):
-                    print(self._answer_command(line.strip()), flush=True)
+                    print_line(self._answer_command(line.strip()))
                     continue
                 line = line[1:]
             if line.strip():
                 status |= await self._turn(line)
         if self._is_terminal:
-            print(f"\nTo come back to this conversation: {self._resume_command()}")
+            print_line(f"\nTo come back to this conversation: {self._resume_command()}")
         return status
 
     def _describe_model(self) -> str:
@@ -178,7 +178,7 @@ class Chat:
     def _resume_command(self) -> str:
         """Return the command that resumes the session, without the key."""
         url, key = self._options.url, self._options.api_key
-        command = f"{find_own_command()} chat --session {self._client.session_id}"
+        command = f"{find_own_command()} chat --session {shlex.quote(self._client.session_id)}"
         if url != os.environ.get("CONTINUO_URL", DEFAULT_CHAT_URL):
             command += f" --url {shlex.quote(url)}"
         if key != os.environ.get("CONTINUO_API_KEY"):
@@ -211,7 +211,10 @@ class Chat:
         return WordWrapper(shutil.get_terminal_size().columns if self._is_terminal else None)
 
     def _print_text(self, text: str) -> None:
-        print(self._wrapper.feed(text), end="", flush=True)
+        """Print a piece of the conversation, escaped unless stdout is a file or another program."""
+        shown = escape_commands(text) if sys.stdout.isatty() else text
+        sys.stdout.write(self._wrapper.feed(shown))  # noqa: TID251 - escaped
+        sys.stdout.flush()
 
     @property
     def _is_reconnecting(self) -> bool:
@@ -225,7 +228,7 @@ class Chat:
 
     def _print_loss(self) -> None:
         if self._is_reconnecting:
-            print("\n[connection lost; reconnecting for a minute, Ctrl-C quits]", flush=True)
+            print_line("\n[connection lost; reconnecting for a minute, Ctrl-C quits]")
             self._wrapper.start_line()
 
     async def _next_line(self) -> str | None:
@@ -253,7 +256,7 @@ class Chat:
                 shown = delta if is_new else shown + delta
             self._print_text(_ENDINGS.get(stream.status, f" [{stream.status}]") + "\n")
         except EventRefusedError as error:
-            print(f"[{error}]", file=sys.stderr, flush=True)
+            print_line(f"[{error}]", sys.stderr)
             return 1
         except ResponseFailedError as error:
             self._print_text(f" [failed: {error}]\n")
@@ -269,7 +272,7 @@ class Chat:
         elif self._stream is not None:
             self._cancelling = asyncio.ensure_future(self._cancel(self._stream))
         elif self._is_terminal:
-            print("\n(Ctrl-D quits)", flush=True)
+            print_line("\n(Ctrl-D quits)")
         else:
             os._exit(130)
 

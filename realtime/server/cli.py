@@ -1,12 +1,13 @@
 """The command line: `continuo serve | gateway | engine | config | store | tenant | chat | …`."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from continuo.engine import run_event_loop
+from continuo.engine import ConsoleFormatter, print_line, run_event_loop
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config import options
 from continuo.realtime.server.config.settings import (
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser()
+    _escape_warnings()
     try:
         _check_platform()
         if argv[:1] == ["bench"]:
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help()
                 return 2
     except SetupError as error:
-        print(f"continuo: {error}", file=sys.stderr)
+        print_line(f"continuo: {error}", sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -66,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_platform() -> None:
     if sys.platform == "win32":
         raise SetupError("Windows is not supported; install and run Continuo in WSL 2, as on Linux")
+
+
+def _escape_warnings() -> None:
+    """Escape the warnings that libraries log in a command that configures no log."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(ConsoleFormatter())
 
 
 def _build_parser() -> argparse.ArgumentParser:

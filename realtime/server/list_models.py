@@ -21,6 +21,7 @@ from continuo.engine import (
     cpu_pool_bytes,
     find_local_checkpoint,
     format_bytes,
+    print_line,
     read_model_size,
     suggest_models,
 )
@@ -119,18 +120,18 @@ def print_models(names: Sequence[str]) -> None:
     memory_bytes = available_memory_bytes()
     if names:
         _print_lines(describe_models([find_model(name) for name in names], memory_bytes))
-        print()
+        print_line()
         _print_lines(describe_columns(memory_bytes))
         return
-    print(f"On this machine (downloads are kept in {HF_HUB_CACHE}):\n")
+    print_line(f"On this machine (downloads are kept in {HF_HUB_CACHE}):\n")
     here = [find_model(BUNDLED_MODEL), *list_cached_models()]
     _print_lines(describe_models(here, memory_bytes))
-    print("\nSmall models that are downloaded when they are first served:\n")
+    print_line("\nSmall models that are downloaded when they are first served:\n")
     suggested = (ListedModel(name, size) for name, size in suggest_models().items())
     _print_lines(describe_models(suggested, memory_bytes))
-    print()
+    print_line()
     _print_lines(describe_columns(memory_bytes))
-    print(
+    print_line(
         f"\nServe one with: {find_own_command()} serve --model NAME\n"
         "NAME may also be another id of the hub, a folder in its layout, or a GGUF file.\n"
     )
@@ -212,7 +213,7 @@ def _row(name: str, cells: Iterable[str]) -> str:
 
 def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        print(line)
+        print_line(line)
 
 
 def _measure(name: str, folder: Path, file: Path | None = None) -> ListedModel:

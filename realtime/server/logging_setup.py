@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from continuo.engine import JsonFormatter, LineLimit, LogFormat
+from continuo.engine import ConsoleFormatter, JsonFormatter, LineLimit, LogFormat
 from continuo.realtime.request_context import current_request
 
 _SECRETS = re.compile(
@@ -55,7 +55,7 @@ class Redaction:
         return _QUERY.sub("?[query]", _SECRETS.sub(r"\1[key]", text))
 
 
-class RedactingFormatter(logging.Formatter):
+class RedactingFormatter(ConsoleFormatter):
     """Formats records as text, redacted: fields follow the message as `name=value`."""
 
     def __init__(self, keys: Iterable[str]) -> None:

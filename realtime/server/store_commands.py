@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from continuo.engine import print_line
 from continuo.realtime.errors import SetupError
 from continuo.realtime.store import (
     StoreAdministration,
@@ -45,13 +46,13 @@ async def _run(store: StoreAdministration, command: StoreCommand) -> None:
             file = _file_of(command)
             end = await back_up(store, file)
             size = file.stat().st_size / MIB
-            print(
+            print_line(
                 f"{file}: {end.sessions:,} sessions and {end.responses:,} stored responses, "
                 f"{size:,.1f} MiB"
             )
         case "restore":
             result = await restore(store, _file_of(command))
-            print(
+            print_line(
                 f"{result.restored:,} sessions and stored responses restored, "
                 f"{result.skipped:,} skipped because the store has them"
             )
@@ -61,7 +62,9 @@ async def _run(store: StoreAdministration, command: StoreCommand) -> None:
                 f"{size / MIB:,.1f} MiB"
                 for size in (result.size_before_bytes, result.size_after_bytes)
             )
-            print(f"{result.expired_sessions:,} expired sessions removed; {before} before, {after}")
+            print_line(
+                f"{result.expired_sessions:,} expired sessions removed; {before} before, {after}"
+            )
         case _:
             _print_stats(await store.compute_stats(), as_json=command.as_json)
 
@@ -73,12 +76,12 @@ def _file_of(command: StoreCommand) -> Path:
 
 def _print_stats(stats: StoreStats, *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(stats).decode())
+        print_line(msgspec.json.encode(stats).decode())
         return
     for name in ("layout", "epoch", "sessions", "parked", "entries"):
-        print(f"{name:<18}  {getattr(stats, name)}")
-    print(f"{'running responses':<18}  {stats.running_responses}")
-    print(f"{'stored responses':<18}  {stats.stored_responses}")
-    print(f"{'size':<18}  {stats.size_bytes / MIB:,.1f} MiB")
+        print_line(f"{name:<18}  {getattr(stats, name)}")
+    print_line(f"{'running responses':<18}  {stats.running_responses}")
+    print_line(f"{'stored responses':<18}  {stats.stored_responses}")
+    print_line(f"{'size':<18}  {stats.size_bytes / MIB:,.1f} MiB")
     for tenant, counts in sorted(stats.tenants.items()):
-        print(f"tenant {tenant}: {counts.sessions} sessions, {counts.entries} entries")
+        print_line(f"tenant {tenant}: {counts.sessions} sessions, {counts.entries} entries")

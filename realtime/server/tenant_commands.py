@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 
+from continuo.engine import escape_commands, print_line
 from continuo.realtime.errors import SetupError
 from continuo.realtime.store import (
     Store,
@@ -38,7 +39,7 @@ async def print_usage(url: str, tenant: str, *, as_json: bool) -> None:
     finally:
         await store.aclose()
     if as_json:
-        print(msgspec.json.encode(TenantReport(tenant, usage, holdings)).decode())
+        print_line(msgspec.json.encode(TenantReport(tenant, usage, holdings)).decode())
         return
     rows = {
         "requests": usage.requests,
@@ -51,7 +52,7 @@ async def print_usage(url: str, tenant: str, *, as_json: bool) -> None:
         "stored bytes": holdings.stored_bytes,
     }
     for name, amount in rows.items():
-        print(f"{name:<18}{amount:>20,}")
+        print_line(f"{name:<18}{amount:>20,}")
 
 
 async def delete(url: str, tenant: str, *, is_confirmed: bool) -> None:
@@ -65,7 +66,7 @@ async def delete(url: str, tenant: str, *, is_confirmed: bool) -> None:
         raise SetupError(f"not everything was deleted, repeat the command: {error}") from None
     finally:
         await store.aclose()
-    print(
+    print_line(
         f"Deleted {deleted.sessions:,} sessions and {deleted.responses:,} stored responses of "
         f"tenant '{tenant}', {deleted.stored_bytes:,} bytes, and its usage. If it still has a "
         "key, it can begin anew."
@@ -75,7 +76,8 @@ async def delete(url: str, tenant: str, *, is_confirmed: bool) -> None:
 def _confirm(tenant: str) -> bool:
     if not sys.stdin.isatty():
         raise SetupError("pass --yes to delete without a question")
-    return input(f"Delete everything of tenant '{tenant}'? [y/N] ").strip().lower() == "y"
+    question = escape_commands(f"Delete everything of tenant '{tenant}'? [y/N] ")
+    return input(question).strip().lower() == "y"
 
 
 async def _open(url: str) -> Store:

@@ -20,7 +20,7 @@ class WordWrapper:
         """Columns of the current line that are taken."""
         self._spaces = ""
         """Spaces and tabs after the last word, which are shown only before a further one."""
-        self._word = ""
+        self._word: list[str] = []
         self._word_columns = 0
 
     def feed(self, text: str) -> str:
@@ -41,7 +41,7 @@ class WordWrapper:
             return ""
         spaces, self._spaces = self._expand_spaces(), ""
         shown = self._make_room(spaces, count_columns(char)) + char
-        self._word += char
+        self._word.append(char)
         return shown
 
     def _make_room(self, spaces: str, wide: int) -> str:
@@ -53,7 +53,7 @@ class WordWrapper:
             return spaces
         before, shown = self._column - self._word_columns, self._word_columns
         if before and shown + wide < self._columns:
-            word = self._word
+            word = "".join(self._word)
             self._column = self._word_columns = shown + wide
             return "\b" * shown + " " * shown + "\b" * shown + "\n" + word
         if not shown:  # only spaces come before it
@@ -72,7 +72,7 @@ class WordWrapper:
         return expanded
 
     def _end_word(self, spaces: str) -> None:
-        self._spaces, self._word, self._word_columns = spaces, "", 0
+        self._spaces, self._word, self._word_columns = spaces, [], 0
 
 
 def count_columns(char: str) -> int:

@@ -1,5 +1,6 @@
 """`continuo chat` in a pseudoterminal."""
 
+import contextlib
 import os
 import pty
 import re
@@ -39,6 +40,8 @@ class Terminal:
         )
         os.close(slave)
         self.shown, self.matched = "", ""
+        self.received = b""
+        """All that the terminal was sent."""
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -50,9 +53,23 @@ class Terminal:
                 self.matched = found.group()
                 self.shown = self.shown[found.end() :]
                 return
-            ready, _, _ = select.select([self.master], [], [], 60)
-            assert ready, f"expected {pattern!r}, the output is {self.shown!r}"
-            self.shown += os.read(self.master, 4096).decode(errors="replace")
+            assert self._read(), f"expected {pattern!r}, the output is {self.shown!r}"
+
+    def until_end(self) -> int:
+        """Read until the command has ended. Returns its exit status."""
+        with contextlib.suppress(OSError):  # the last process that wrote to the terminal has ended
+            while self._read():
+                pass
+        return self.close()
+
+    def _read(self) -> bytes:
+        """Read what comes next; nothing if nothing comes for a minute."""
+        if not select.select([self.master], [], [], 60)[0]:
+            return b""
+        read = os.read(self.master, 4096)
+        self.received += read
+        self.shown += read.decode(errors="replace")
+        return read
 
     def until_prompt(self) -> None:
         self.until("you> ")

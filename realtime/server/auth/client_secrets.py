@@ -8,6 +8,7 @@ resume token alone.
 """
 
 import base64
+import functools
 import hashlib
 import hmac
 import secrets
@@ -41,6 +42,11 @@ class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
 
 
 _claims_decoder = msgspec.json.Decoder(_SignedClaims)
+_CLAIMS_BYTES_MAX = 64 * 1024
+"""Maximum size of claims as JSON. A few hundred characters of a client secret can inflate to a
+thousand times as much."""
+_CLAIMS_KEPT_MAX = 128
+"""Maximum number of client secrets whose claims are kept decoded."""
 _MAC_BYTES = 32
 _NONCE_BYTES = 12
 """Random bytes of a nonce; 96 bits, so that all client secrets of a deployment differ."""
@@ -65,7 +71,7 @@ class ClientSecrets:
     ) -> MintedSecret:
         """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
         key that mints it, with which it is revoked. Raises Refusal if it would exceed
-        _VALUE_CHARS_MAX, or if there is no key to sign it with."""
+        _VALUE_CHARS_MAX or _CLAIMS_BYTES_MAX, or if there is no key to sign it with."""
         key = self._key()
         if key is None:
             raise Refusal(
@@ -76,7 +82,16 @@ class ClientSecrets:
         expires_at = int(self._clock()) + ttl_s
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         claims = _SignedClaims(tenant, settings, expires_at, nonce, key_id)
-        body = zlib.compress(msgspec.json.encode(claims))
+        encoded = msgspec.json.encode(claims)
+        if len(encoded) > _CLAIMS_BYTES_MAX:
+            raise Refusal(
+                f"The session is too large for a client secret: it has {len(encoded):,} bytes as "
+                f"JSON; the limit is {_CLAIMS_BYTES_MAX:,}. Set instructions and tools with "
+                "session.update instead.",
+                code="session_too_large",
+                param="session",
+            )
+        body = zlib.compress(encoded)
         value = SECRET_PREFIX + _encode(hmac.digest(key, body, "sha256") + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
@@ -102,8 +117,8 @@ class ClientSecrets:
         key, mac, body = self._key(), signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if key is None or not hmac.compare_digest(mac, hmac.digest(key, body, "sha256")):
             return None
-        claims = _claims_decoder.decode(zlib.decompress(body))
-        if claims.expires_at <= self._clock():
+        claims = _decode_claims(body)
+        if claims is None or claims.expires_at <= self._clock():
             return None
         digest = hashlib.sha256(signed).digest() if claims.nonce else b""
         return _make_credentials(claims.tenant, claims.settings, digest, claims.key_id)
@@ -111,6 +126,13 @@ class ClientSecrets:
     def _key(self) -> bytes | None:
         secret = self._secret if isinstance(self._secret, bytes) else self._secret()
         return hmac.digest(secret, b"client secrets", "sha256") if secret else None
+
+
+@functools.lru_cache(_CLAIMS_KEPT_MAX)
+def _decode_claims(body: bytes) -> _SignedClaims | None:
+    """Return signed claims. Returns None if they exceed the limit, which older releases lacked."""
+    encoded = zlib.decompressobj().decompress(body, _CLAIMS_BYTES_MAX + 1)
+    return None if len(encoded) > _CLAIMS_BYTES_MAX else _claims_decoder.decode(encoded)
 
 
 def _make_credentials(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from continuo.engine import print_line
 from continuo.realtime.server.config.options import (
     Option,
     OptionValue,
@@ -26,9 +27,9 @@ def print_config(command: str, arguments: Mapping[str, object], environ: Mapping
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, origin, value in rows:
-        print(f"{name:<{widths[0]}}  {origin:<{widths[1]}}  {value}")
+        print_line(f"{name:<{widths[0]}}  {origin:<{widths[1]}}  {value}")
     for name in find_unknown_variables(environ):
-        print(f"{name} is set, but belongs to no option")
+        print_line(f"{name} is set, but belongs to no option")
 
 
 def _describe(option: Option, found: SourcedValue | None, command: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from continuo.engine import (
     compute_fingerprint,
     find_local_checkpoint,
     find_local_text,
+    print_line,
 )
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.addresses import Address
@@ -57,7 +58,7 @@ async def check_config(
     there is an error."""
     status = 0
     async for finding in find_problems(command, options, environ):
-        print(f"{finding.verdict:<7}  {finding.subject:<12}  {finding.detail}", flush=True)
+        print_line(f"{finding.verdict:<7}  {finding.subject:<12}  {finding.detail}")
         status |= finding.verdict == "error"
     return status
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from continuo.engine import EngineClient
+from continuo.engine import EngineClient, escape_commands, print_line
 from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettings
 from continuo.realtime.server.http.page import explain_missing_page, is_page_built
 from continuo.realtime.server.own_command import find_own_command
@@ -25,7 +25,9 @@ class LoadProgress:
     def __call__(self, what: str, fraction: float) -> None:
         if sys.stdout.isatty():
             end = "\n" if fraction >= 1 else ""
-            print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
+            shown = f"\r\x1b[K  {escape_commands(what)} {fraction:.0%}{end}"
+            sys.stdout.write(shown)  # noqa: TID251 - escaped
+            sys.stdout.flush()
         elif what != self._stage:
             self._stage = what
             print_line(f"  {what}")
@@ -90,7 +92,3 @@ def measure_age_s() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
     except (OSError, AttributeError):  # not Linux
         return time.monotonic() - _IMPORTED_S
-
-
-def print_line(text: str) -> None:
-    print(text, flush=True)

@@ -8,12 +8,12 @@ to other engines.
 
 import asyncio
 
-from continuo.engine import EngineClient, EngineError, ListenerConfig
+from continuo.engine import EngineClient, EngineError, ListenerConfig, print_line
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup, tracing_setup
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.settings import EngineSettings
-from continuo.realtime.server.process.console import LoadProgress, print_line
+from continuo.realtime.server.process.console import LoadProgress
 from continuo.realtime.server.process.engine_discovery import announce
 from continuo.realtime.server.process.engine_metrics import serve_engine_metrics
 from continuo.realtime.server.process.file_descriptors import raise_limit

@@ -20,7 +20,14 @@ from contextlib import (
 import msgspec
 from starlette.applications import Starlette
 
-from continuo.engine import EngineClient, EngineError, LinkSecurity, flush_traces, run_in_thread
+from continuo.engine import (
+    EngineClient,
+    EngineError,
+    LinkSecurity,
+    flush_traces,
+    print_line,
+    run_in_thread,
+)
 from continuo.realtime import tracing
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup, tracing_setup
@@ -33,7 +40,7 @@ from continuo.realtime.server.config.settings import (
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process import file_descriptors
 from continuo.realtime.server.process.certificate import make_engine_tls, make_server_tls
-from continuo.realtime.server.process.console import LoadProgress, print_line, print_welcome
+from continuo.realtime.server.process.console import LoadProgress, print_welcome
 from continuo.realtime.server.process.reload import Reloader
 from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_until_idle
 from continuo.realtime.server.process.web_server import (

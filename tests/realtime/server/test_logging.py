@@ -321,3 +321,9 @@ async def test_engine_process_logs_json_too() -> None:
     assert (line["level"], line["logger"]) == ("warning", "continuo.engine.server.listener")
     assert line["message"].startswith("refused a client")
     assert line["time"].endswith("Z")
+
+
+@pytest.mark.parametrize("formatter", [RedactingFormatter([]), RedactingJsonFormatter([])])
+def test_lines_command_no_terminal(formatter: logging.Formatter) -> None:
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "said %s", ("\x1b]0;\x9b\u202e",), None)
+    assert r"said \u001b]0;\u009b\u202e" in formatter.format(record)

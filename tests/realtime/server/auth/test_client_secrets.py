@@ -408,6 +408,15 @@ def test_signed_secret_of_an_older_release_needs_the_resume_token() -> None:
     assert Access.of(found, "token").permits(secret)
 
 
+def test_signed_secret_of_an_older_release_that_inflates_too_far_is_denied() -> None:
+    secrets, expires_at = ClientSecrets(SECRET), int(time.time()) + 60
+    for chars, is_found in ((60_000, True), (70_000, False), (5_000_000, False)):
+        settings = GenerationSettings(instructions="a" * chars)
+        body = zlib.compress(msgspec.json.encode(["acme", settings, expires_at, "nonce"]))
+        for _ in range(2):
+            assert (secrets.find(sign(SECRET, body)) is not None) == is_found
+
+
 def test_older_record_of_a_session_is_opened_by_its_resume_token() -> None:
     """Such a record holds the digest of the token and no digest of a client secret."""
     record = hash_token("token")

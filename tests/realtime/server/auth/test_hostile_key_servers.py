@@ -107,8 +107,9 @@ async def test_unusable_keys_deny_tokens_until_there_are_better_ones(
     provider: IdentityProvider,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if name.startswith("slow"):
-        monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0)
+    usual_s = json_web_tokens.FETCH_TIMEOUT_S
+    bad_s = 1.0 if name.startswith("slow") else usual_s
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", bad_s)
     now_s = [1000.0]
     token, good = provider.sign(), json.dumps(provider.jwks()).encode()
     provider.url = key_server.url
@@ -118,10 +119,12 @@ async def test_unusable_keys_deny_tokens_until_there_are_better_ones(
     assert key_server.fetch_count == 1, "a redirect was not followed"
     assert isinstance(await authenticate(gate, token), Denied)
     assert key_server.fetch_count == 1, "no fetch for each request"
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", usual_s)
     key_server.pause_s = 0.0
     key_server.respond(good)
     now_s[0] += 5
     assert isinstance(await authenticate(gate, token), Credentials)
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", bad_s)
     RESPONSES[name](key_server)
     now_s[0] += 5
     await authenticate(gate, sign_with_an_unknown_key())

@@ -239,6 +239,15 @@ def test_signed_secret_over_the_header_limit_is_refused() -> None:
     assert refused.value.param == "session"
 
 
+def test_secret_that_would_inflate_to_over_64_kib_is_refused() -> None:
+    secrets = ClientSecrets(b"x" * 16)
+    begun = len(secrets.mint("acme", GenerationSettings(instructions="a" * 65_000), 60).value)
+    assert begun < 1_000
+    with pytest.raises(Refusal, match=r"has 500,\d+ bytes as JSON; the limit is 65,536") as refused:
+        secrets.mint("acme", GenerationSettings(instructions="a" * 500_000), 60)
+    assert refused.value.code == "session_too_large"
+
+
 def test_minting_holds_no_memory() -> None:
     """The table of secrets in memory held 17 MB after as many."""
     secrets = ClientSecrets(b"x" * 16)
