@@ -60,7 +60,7 @@ class Trial(NamedTuple):
     problem: str
     """Why the grammar is invalid or its masks are too slow; "" if neither."""
     size_bytes: int | None
-    """What the process has allocated meanwhile; None: unknown on this system."""
+    """Memory that the process has allocated meanwhile; None: unknown on this system."""
 
 
 def try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> Trial:

@@ -148,6 +148,7 @@ class Connection:
                     await asyncio.wait_for(self._outbox.wait_until_sent(), _FLUSH_TIMEOUT_S)
             sending.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
+            self._session = self._pausing = None  # break reference cycles
             await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 
     async def _open_session(self) -> Session:

@@ -16,6 +16,10 @@ def _ignore(_size_bytes: int) -> None:
     pass
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Outbox:
     """The send queue of one connection.
 
@@ -31,7 +35,7 @@ class Outbox:
         limits: Limits,
         encode: Callable[[ServerEvent], bytes | None] = encode_frame,
         hold: Callable[[int], None] = _ignore,
-        on_full: Callable[[], None] = lambda: None,
+        on_full: Callable[[], None] = _do_nothing,
     ) -> None:
         """`encode`: returns the frame of an event, or None if the client does not get it. `hold`:
         called with each change of the bytes that wait. `on_full`: called when the backlog exceeds
@@ -143,7 +147,7 @@ class Outbox:
     def close(self) -> None:
         """Release what waits, when the connection has ended."""
         self._charge(0)
-        self._hold = _ignore
+        self._hold, self._on_full = _ignore, _do_nothing
 
     def _charge(self, size_bytes: int) -> None:
         if size_bytes != self._held_bytes:

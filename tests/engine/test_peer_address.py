@@ -1,4 +1,4 @@
-"""What counts as one address of a peer."""
+"""Addresses that count as one peer."""
 
 import pytest
 

@@ -30,7 +30,7 @@ class Endpoint:
         self.is_open = True
         self.on_data: Callable[[Any], None] = self._keep
         self._early: list[Any] = []
-        """What was received before `attach`."""
+        """Data that was received before `attach`."""
         self.on_lost: Callable[[Any], None] = _ignore
         self._last_s = 0.0
 

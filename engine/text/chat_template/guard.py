@@ -9,7 +9,7 @@ rewrites digits. Some other rewriting may, and a template that cuts or replaces 
 make a control token of a text that does not look like one: `<|im_/no_thinkend|>`. A second
 rendering, with harmless texts, then has fewer control tokens, and the conversation is refused.
 
-A text that ends with a part of a control token, such as `]~!b` before `[e~[`, is guarded there, too.
+A text that ends with a part of a control token, such as `]~!b` before `[e~[`, is guarded there too.
 """
 
 import re

@@ -6,7 +6,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Generator, Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -174,9 +174,10 @@ class WebServer(uvicorn.Server):
         """Accept connections on a socket. uvicorn's own `startup` sets no limit on the time of a
         TLS handshake, which is a minute then."""
         config = self.config
+        protocol_class = cast("Callable[..., asyncio.Protocol]", config.http_protocol_class)
 
         def create_protocol() -> asyncio.Protocol:
-            return config.http_protocol_class(  # type: ignore[call-arg, return-value]
+            return protocol_class(
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
 

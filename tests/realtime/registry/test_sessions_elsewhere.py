@@ -300,7 +300,7 @@ async def test_reading_a_conversation_elsewhere_takes_nothing_over(
     harness: EngineHarness,
     place: str,
 ) -> None:
-    """Its client, if it has one, stays connected, and its response goes on to the same end."""
+    """The client, if any, stays connected, and its response goes on to the same end."""
     one, two = servers
     created = {"items": [{"role": "user", "content": "hello"}], "metadata": {"topic": "a"}}
     _, conversation = await one.request("POST", "/v1/conversations", created)

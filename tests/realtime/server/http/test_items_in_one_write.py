@@ -55,7 +55,9 @@ async def count_stored(redis: RedisProcess, session_id: str) -> int:
     """Count the items that another gateway would find."""
     async with redis.client() as store:
         head = 1
-        return int(await store.execute_command("LLEN", f"continuo:{{{session_id}}}:log")) - head
+        length = await store.execute_command("LLEN", f"continuo:{{{session_id}}}:log")
+        assert isinstance(length, int)
+        return length - head
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
