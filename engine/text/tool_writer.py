@@ -7,6 +7,7 @@ them, and results into messages of the user.
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from continuo.engine.text.tool_format import (
     Arguments,
@@ -71,7 +72,7 @@ def write_calls(
 def _write_arguments(syntax: Arguments, arguments: object) -> str:
     pairs = dict[str, object](arguments) if isinstance(arguments, Mapping) else {}  # type: ignore[arg-type]
     if isinstance(syntax, JsonArguments):
-        return write_json(arguments if pairs else {})
+        return write_json(cast("object", arguments if pairs else {}))
     if isinstance(syntax, LiteralArguments):
         written = (
             f"{key}{syntax.assign}{_write_literal(value, syntax.quote)}"

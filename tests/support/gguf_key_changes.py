@@ -208,7 +208,8 @@ class Trial:
         self._write({change.key: change.value for change in changes})
         outcome = self._compare(unchanged)
         if outcome == "without effect" or len(changes) == 1:
-            yield from ((change, outcome) for change in changes)
+            for change in changes:
+                yield change, outcome
             return
         middle = len(changes) // 2
         for half in (changes[:middle], changes[middle:]):

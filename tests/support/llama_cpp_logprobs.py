@@ -46,7 +46,7 @@ def compute_logprobs(path: str, vocab_size: int, prompts: list[list[int]]) -> li
 
 def list_keys() -> list[str]:
     """Return the metadata keys in the strings of the library, without the architecture."""
-    [library] = Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")
+    [library] = Path(str(xllamacpp.__file__)).parent.glob("xllamacpp*.so")
     found = re.findall(rb"%s\.([a-z][a-z0-9_.]+)(?=\0)", library.read_bytes())
     return sorted({each.decode() for each in found})
 

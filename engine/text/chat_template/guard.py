@@ -14,7 +14,7 @@ A text that ends with a part of a control token, such as `]~!b` before `[e~[`, i
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, cast
 
 from continuo.engine.errors import BadRequest
@@ -142,15 +142,17 @@ def _map_texts(
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        pairs = cast(Mapping[str, object], value).items()
+        pairs = cast(Mapping[str, object], value)
         changed = {
-            change_key(str(key)): _map_texts(item, change, change_key) for key, item in pairs
+            change_key(str(key)): _map_texts(item, change, change_key)
+            for key, item in pairs.items()
         }
-        return change_text(value, changed, change)
+        return change_text(pairs, changed, change)
     if isinstance(value, tuple):
         items = cast(tuple[object, ...], value)
         return tuple(_map_texts(item, change, change_key) for item in items)
     if isinstance(value, list):
-        items = [_map_texts(item, change, change_key) for item in cast(Sequence[object], value)]
-        return change_text(value, items, change)
+        listed = cast(list[object], value)
+        items = [_map_texts(item, change, change_key) for item in listed]
+        return change_text(listed, items, change)
     return value
