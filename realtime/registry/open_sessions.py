@@ -71,6 +71,9 @@ class OpenSession(msgspec.Struct):
 
 
 class OpenSessions:
+    """The open sessions, by id and by tenant; those that were parked, and have expired or are being
+    unloaded."""
+
     def __init__(self, limits: Limits, resume_window_of: Callable[[str], float]) -> None:
         """`resume_window_of`: returns the seconds for which a session of a tenant stays parked."""
         self._limits = limits

@@ -37,9 +37,13 @@ class Outbox:
         hold: Callable[[int], None] = _ignore,
         on_full: Callable[[], None] = _do_nothing,
     ) -> None:
-        """`encode`: returns the frame of an event, or None if the client does not get it. `hold`:
-        called with each change of the bytes that wait. `on_full`: called when the backlog exceeds
-        its bound."""
+        """Args:
+        socket: to one client.
+        limits: on the bytes that wait, and on the time that they may.
+        encode: returns the frame of an event, or None if the client does not get it.
+        hold: called with each change of the bytes that wait.
+        on_full: called when the backlog exceeds its bound.
+        """
         self._socket = socket
         self._limits = limits
         self._encode = encode

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from redis.exceptions import RedisError
 
@@ -16,7 +16,7 @@ from tests.faults.deployment import Deployment, open_when_available, running_dep
 from tests.faults.row import FaultRow
 from tests.faults.stores import TIMEOUT_FACTOR, check_items_after_loss, open_conversation
 from tests.support.redis_process import REDIS_SERVER, RedisProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import poll_until, wait_until
 
 SERVICE = "talk"
 FAILOVER_TIMEOUT_MS = 1000
@@ -54,17 +54,18 @@ class SentinelStore:
 
     async def wait_until_replicated(self) -> None:
         """Wait until the replica has all writes, and the sentinel would promote it."""
-        async with asyncio.timeout(TIMEOUT_S):
-            async with self.primary.client() as primary:
-                client: Any = primary
-                while await client.execute_command("WAIT", 1, 500) < 1:
-                    await asyncio.sleep(0.05)
-            async with self._sentinel.client() as sentinel:
-                client = sentinel
-                while not self._is_promotable(
-                    await client.execute_command("SENTINEL", "REPLICAS", SERVICE)
-                ):
-                    await asyncio.sleep(0.05)
+        async with self.primary.client() as primary, self._sentinel.client() as sentinel:
+            writer, watcher = cast("Any", primary), cast("Any", sentinel)
+
+            async def has_all_writes() -> bool:
+                return await writer.execute_command("WAIT", 1, 500) >= 1
+
+            async def is_promotable() -> bool:
+                found = await watcher.execute_command("SENTINEL", "REPLICAS", SERVICE)
+                return self._is_promotable(found)
+
+            await poll_until(has_all_writes, TIMEOUT_S)
+            await poll_until(is_promotable, TIMEOUT_S)
 
     def _is_promotable(self, replicas: list[dict[bytes, bytes]]) -> bool:
         port = b"%d" % self.replica.port
@@ -78,9 +79,7 @@ class SentinelStore:
 
     async def wait_until_promoted(self) -> None:
         """Wait until the replica is the primary, and exchange the roles."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await self._is_replica_promoted():
-                await asyncio.sleep(0.05)
+        await poll_until(self._is_replica_promoted, TIMEOUT_S)
         self.primary, self.replica = self.replica, self.primary
 
     async def _is_replica_promoted(self) -> bool:
@@ -161,10 +160,12 @@ async def fail_over_while_idle(environment: tuple[Deployment, SentinelStore], rn
         old.pause()
         await store.wait_until_promoted()
         returning = asyncio.create_task(_return_later(old, rng.uniform(0.0, 2.0)))
-        async with asyncio.timeout(RECOVERED_S_MAX * TIMEOUT_FACTOR):
-            for id, found in zip(ids, before, strict=True):
-                while not has_same_log(await _load_patiently(reader, id), found):
-                    await asyncio.sleep(0.05)
+
+        async def is_as_before() -> bool:
+            now = [await _load_patiently(reader, id) for id in ids]
+            return all(map(has_same_log, now, before))
+
+        await poll_until(is_as_before, RECOVERED_S_MAX * TIMEOUT_FACTOR)
     finally:
         await reader.aclose()
     for client, expected in conversations:

@@ -39,6 +39,7 @@ from tests.support.engines import EngineHarness
 from tests.support.in_process_client import connect_client, resume_result
 from tests.support.sessions import unload
 from tests.support.store_records import new_session
+from tests.support.waiting import poll_until
 
 A, B, C, D = map(DraftPiece, "abcd")
 
@@ -263,11 +264,15 @@ async def test_write_without_a_reply_is_undone_though_the_client_is_idle(
         client.send_message("hello", "u1")
         refused = await client.socket.wait_for("error")
         assert refused["error"]["code"] == "store_unavailable"
-        async with asyncio.timeout(20):
-            while (found := await store.load(client.session_id)) is None or (
-                (found.entries, found.state) != (before.entries, before.state)
-            ):
-                await asyncio.sleep(0.01)
+
+        async def is_as_before() -> bool:
+            found = await store.load(client.session_id)
+            return found is not None and (found.entries, found.state) == (
+                before.entries,
+                before.state,
+            )
+
+        await poll_until(is_as_before)
 
 
 async def test_epoch_lost_in_a_failover_is_not_used_again(

@@ -16,6 +16,7 @@ from tests.faults.failover import SentinelStore
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import InProcessClient, connect_client
 from tests.support.redis_process import needs_redis
+from tests.support.waiting import poll_until
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow, needs_redis]
 
@@ -96,8 +97,10 @@ async def test_idle_sessions_are_written_again_to_a_promoted_replica(
             before = await load_all(other, clients)
             redis.primary.kill()
             await redis.wait_until_promoted()
-            async with asyncio.timeout(RECOVERED_S_MAX):
-                while await load_all(other, clients) != before:
-                    await asyncio.sleep(0.05)
+
+            async def is_as_before() -> bool:
+                return await load_all(other, clients) == before
+
+            await poll_until(is_as_before, RECOVERED_S_MAX)
         finally:
             await other.aclose()
