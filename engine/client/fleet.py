@@ -85,9 +85,13 @@ class EngineFleet:
 
     @property
     def is_available_soon(self) -> bool:
-        """Whether a command sent now will be executed soon: an engine responds, or may be
-        restarting."""
-        return any(connection.is_available_soon for connection in self._router.connections)
+        """Whether a command sent now will be executed soon: an engine responds and is not draining,
+        or may be restarting."""
+        return any(
+            connection.is_available_soon
+            and not (connection.is_connected and connection.load.draining)
+            for connection in self._router.connections
+        )
 
     @property
     def is_accepting_sessions(self) -> bool:
