@@ -56,8 +56,7 @@ test: environments
 		--no-loadscope-reorder --max-worker-restart 0 --share $(SHARE) --share-seed $(SEED) $(ARGS)
 
 # What the tests need. `make --jobs environments` sets it up side by side.
-environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready .venv-llama/ready \
-		$(NODE_CLIENTS)/ready system
+environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready .venv-llama/ready $(NODE_CLIENTS)/ready system
 
 system:
 	@sh tools/setup_system.sh
