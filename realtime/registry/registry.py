@@ -411,14 +411,6 @@ class Registry:
             return None
         return entry
 
-    def list_sessions(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
-        """List the sessions of a tenant that `access` permits, the oldest first."""
-        return [
-            entry.session
-            for entry in self.open_sessions.of_tenant(tenant)
-            if access.permits(entry.owner.secret)
-        ]
-
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
         """Close a session and its connection. If the session has a connection, only the connection
         is closed here, with `code`; the session is then closed when the connection has ended, so

@@ -13,7 +13,6 @@ EXCEPTIONS = {
     "engine/core/cache/window_pages.py: WindowPages": "implements the protocol Component",
     "realtime/client/client.py: RealtimeClient": "is all that a user of the client calls",
     "realtime/conversation/conversation.py: Conversation": "is a value with many small edits",
-    "realtime/registry/registry.py: Registry": "is all that routes and connections ask of sessions",
     "realtime/store/sqlite/tables.py: Tables": "implements the protocol Store, in one process",
 }
 """Classes with more methods, and why each may have them."""

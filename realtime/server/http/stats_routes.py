@@ -204,7 +204,9 @@ class StatsRoutes:
         credentials = replies.authenticate(self._authenticator, request, "read")
         if isinstance(credentials, Response):
             return credentials
-        sessions = self._registry.list_sessions(credentials.tenant, access_of(credentials, request))
+        access = access_of(credentials, request)
+        entries = self._registry.open_sessions.of_tenant(credentials.tenant)
+        sessions = [entry.session for entry in entries if access.permits(entry.owner.secret)]
         listed = sessions[: -LISTED_SESSIONS_MAX - 1 : -1]
         infos = await find_engine_infos(self._engine, listed)
         data = [

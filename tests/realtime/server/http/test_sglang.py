@@ -432,14 +432,19 @@ async def test_replace_of_a_running_turn_continues_after_its_output_so_far(
     await api.turn(session, CHUNKS[2], rid=root)
 
 
+async def let_turn_wait(api: Api, session: str) -> Running:
+    """Start a turn that waits for the slot."""
+    params = {"id": session}
+    waiting = asyncio.create_task(api.generate(CHUNKS[0], rid="waits", session_params=params))
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    return waiting
+
+
 async def test_replace_of_a_turn_that_waits_continues_after_its_prompt(
     api: Api, taken_slot: TurnSlot
 ) -> None:
     session = await api.open()
-    waiting = asyncio.create_task(
-        api.generate(CHUNKS[0], rid="waits", session_params={"id": session})
-    )
-    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    waiting = await let_turn_wait(api, session)
     replacing = asyncio.create_task(api.turn(session, CHUNKS[1], rid="waits", replace=True))
     taken_slot.release()
     cut = await waiting
@@ -451,10 +456,7 @@ async def test_turn_that_waits_to_replace_another_is_aborted(
     api: Api, taken_slot: TurnSlot
 ) -> None:
     session = await api.open()
-    waiting = asyncio.create_task(
-        api.generate(CHUNKS[0], rid="waits", session_params={"id": session})
-    )
-    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    waiting = await let_turn_wait(api, session)
     params = {"id": session, "rid": "waits", "replace": True}
     replacing = asyncio.create_task(api.generate(CHUNKS[1], rid="replaces", session_params=params))
     async with asyncio.timeout(10):
