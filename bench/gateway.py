@@ -7,6 +7,8 @@ streams   N concurrent responses at 50 tokens a second each. Measured: lateness 
           receives it.
 append    Words are appended to the text buffer, and items to the conversation. Measured: time until
           each append is acknowledged.
+frames    N connections that send 50 small audio frames a second each. Measured: time until a frame
+          among them is answered, and the CPU time of each.
 idle      Idle connections. Measured: connections opened a second, memory of each, CPU time.
 
 All figures include the link to the engine, and the client. On a machine with several cores, the
@@ -15,6 +17,7 @@ gateway's event loop has the first core to itself.
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import gc
 import json
@@ -44,6 +47,11 @@ TOKENS_PER_S = 50.0
 PROBES = 2
 """Number of clients that take short turns while the responses of `streams` are generated."""
 APPEND_SESSIONS = 8
+FRAMES_PER_S = 50
+"""Frames of 20 ms that a client sends while it listens."""
+AUDIO_BYTES = 960
+"""Size of such a frame at 24 kHz with 16 bits."""
+ANSWERED_FRAMES = 25
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -57,6 +65,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[200, 400],
         metavar="N",
         help="concurrent responses, one measurement for each N (default: 200 400)",
+    )
+    parser.add_argument(
+        "--frames",
+        type=int,
+        nargs="*",
+        default=[120, 200],
+        metavar="N",
+        help="connections that send small frames, one measurement for each N (default: 120 200)",
     )
     parser.add_argument(
         "--idle",
@@ -85,6 +101,9 @@ async def _run(options: argparse.Namespace) -> Report:
             rows += await measure_streams(gateway, count, seconds)
     async with run_gateway(folder, 0) as gateway:
         rows += await measure_appends(gateway, seconds)
+    for count in options.frames:
+        async with run_gateway(folder, 0) as gateway:
+            rows.append(await measure_frames(gateway, count, seconds))
     if options.idle:
         async with run_gateway(folder, 0) as gateway:
             rows += await measure_idle(gateway, options.idle, seconds)
@@ -276,6 +295,50 @@ async def _time_until(events: EventWaiter, kind: str, send: Callable[[], None]) 
         except RequestFailed as failed:
             if failed.code != "store_unavailable":
                 raise
+
+
+async def measure_frames(gateway: GatewayProcess, count: int, seconds: float) -> dict[str, Any]:
+    """Measure `count` connections that send FRAMES_PER_S small frames a second each. As audio is
+    not answered, every ANSWERED_FRAMES-th frame is followed by one that is, after those before
+    it."""
+    cpu_s = gateway.cpu_s()
+    sent, answers_s = zip(
+        *await asyncio.gather(*(_send_frames(gateway.port, seconds) for _ in range(count))),
+        strict=True,
+    )
+    cpu_s = gateway.cpu_s() - cpu_s
+    row = _row(
+        f"{count} connections of {FRAMES_PER_S} small frames/s: time to an answer",
+        [latency_s for each in answers_s for latency_s in each],
+    )
+    return row | {"frames": sum(sent), "cpu_us_each": cpu_s / sum(sent) * 1e6}
+
+
+async def _send_frames(port: int, seconds: float) -> tuple[int, list[float]]:
+    """Returns the number of frames sent, and the seconds until each of the answers."""
+    sent_s, answers_s = list[float](), list[float]()
+
+    def receive(payload: bytes, now_s: float) -> None:
+        if payload.startswith(b'{"type":"input_audio_buffer.cleared"'):
+            answers_s.append(now_s - sent_s[len(answers_s)])
+
+    client = await WebSocketClient.connect(port, receive)
+    audio = base64.b64encode(bytes(AUDIO_BYTES)).decode()
+    due_s, frames = time.monotonic() + random.uniform(0, 0.5), 0
+    end_s = due_s + seconds
+    while due_s < end_s:
+        await asyncio.sleep(due_s - time.monotonic())
+        due_s += 1 / FRAMES_PER_S
+        client.send(type="input_audio_buffer.append", audio=audio)
+        frames += 1
+        if frames % ANSWERED_FRAMES == 0:
+            sent_s.append(time.monotonic())
+            client.send(type="input_audio_buffer.clear")
+    async with asyncio.timeout(60):
+        while len(answers_s) < len(sent_s):
+            await asyncio.sleep(0.01)
+    client.close()
+    return frames + len(sent_s), answers_s
 
 
 async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:

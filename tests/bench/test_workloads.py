@@ -143,7 +143,7 @@ def test_plot_that_cannot_be_drawn_is_refused_before_the_run(
 
 
 OTHER_WORKLOADS = {
-    "gateway": "--streams 2 --idle 0 --seconds 0.3",
+    "gateway": "--streams 2 --frames 2 --idle 0 --seconds 0.6",
     "gpu-counts": "--layers 2 --steps 1",
     "gpu-step": "--narrow --layers 1 --steps 2 --rounds 1 --only append",
     "idle-sessions": f"--model {DEMO} --sessions 4 --wakes 8 --times 2 --host-gib 0.01",
