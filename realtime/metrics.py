@@ -163,14 +163,37 @@ rewound_tokens = Counter(
 connections = Gauge(
     "continuo_connections", "Open WebSocket connections.", ["path"], registry=REGISTRY
 )
-loop_seconds = Counter(
-    "continuo_loop_seconds",
-    "Time that the event loop took to parse and handle what connections sent, by their class: http "
-    "or websocket.",
-    ["class"],
+
+
+class LoopSeconds:
+    """The time that the event loop has used, by class of the connection, in seconds. It is added to
+    with every message, on the event loop alone, and therefore without the locks of
+    prometheus_client's metrics."""
+
+    def __init__(self) -> None:
+        self.used_s = {"http": 0.0, "websocket": 0.0}
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "continuo_loop_seconds",
+            "Time that the event loop took to parse and handle what connections sent, by their "
+            "class: http or websocket.",
+            labels=["class"],
+        )
+        for name, used_s in self.used_s.items():
+            family.add_metric([name], used_s)
+        yield family
+
+
+loop_seconds = LoopSeconds()
+REGISTRY.register(loop_seconds)
+input_wait_seconds = Histogram(
+    "continuo_input_wait_seconds",
+    "Time that input of a connection within its share of the event loop waited for a turn, if it "
+    "was not parsed at once.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
     registry=REGISTRY,
 )
-_start_at_zero(loop_seconds, ("http", "websocket"))
 requests = Counter(
     "continuo_requests",
     "HTTP requests and WebSocket upgrades, by route and status.",

@@ -23,6 +23,7 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TenantLimits
 from continuo.realtime.protocol.events import RateLimitKind
 from continuo.realtime.store import CountsElsewhere
+from continuo.realtime.tenants.time_bucket import TimeBucket
 from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 
 RETRY_AFTER_S = 5.0
@@ -31,6 +32,10 @@ TURN_RETRY_AFTER_S = 1.0
 """Suggested wait before a retry, when a turn may end at any time."""
 OPERATIONS_BURST_S = 10
 """Operations of so many seconds may arrive at once."""
+LIGHT_SHARE_MAX = 0.5
+"""Share of the event loop that a tenant's light connections may use together, on average."""
+LIGHT_S_MAX = 0.05
+"""Time in seconds that they may use at once beyond that share."""
 
 HeldBytes = Literal["input", "output", "idempotency_keys"]
 """Kinds of bytes that a gateway holds for a tenant:
@@ -50,6 +55,9 @@ class TenantLedger:
         """Operations since the start of the process, without those that were refused."""
         self._bucket: TokenBucket | None = None
         """Operations that may arrive now; None without a limit."""
+        self.light_time = TimeBucket(LIGHT_SHARE_MAX, LIGHT_S_MAX, clock)
+        """Time on the event loop that connections may take which each use little of it: their input
+        waits for none of other connections."""
         self.connections = 0
         """WebSockets and streamed HTTP responses at this gateway."""
         self.elsewhere = CountsElsewhere()

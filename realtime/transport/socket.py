@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message
@@ -82,6 +82,9 @@ SEND_NOW_EXTENSION = "continuo.send_now"
 """ASGI extension of a server that can send text frames without waiting: `write(frames) -> bool`,
 with the result of `Socket.send_now`. Bypasses the layers between application and server, which took
 most of the time to send a delta."""
+RECEIVE_EXTENSION = "continuo.receive"
+"""ASGI extension of a server: `receive() -> Message`, its own, which bypasses the layers between
+application and server."""
 PING_EXTENSION = "continuo.ask"
 """ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. The result is True if
 the peer has responded, False if the connection has ended."""
@@ -108,13 +111,16 @@ class StarletteSocket:
         self._send_ping: Callable[[], asyncio.Future[bool]] = extensions.get(
             PING_EXTENSION, {}
         ).get("ask", _pong_at_once)
+        self._receive: Callable[[], Awaitable[Message]] = extensions.get(RECEIVE_EXTENSION, {}).get(
+            "receive", websocket.receive
+        )
+        self._is_disconnected = False
         self._received_ahead: list[Message] = []
 
     async def recv(self) -> str | bytes:
-        message = (
-            self._received_ahead.pop(0) if self._received_ahead else await self._websocket.receive()
-        )
+        message = self._received_ahead.pop(0) if self._received_ahead else await self._receive()
         if message["type"] != "websocket.receive":
+            self._is_disconnected = True
             current_request().close_code = message.get("code", NO_CLOSE_CODE)
             raise SocketClosed
         text: str | None = message.get("text")
@@ -141,14 +147,14 @@ class StarletteSocket:
     async def _read_ahead(self) -> None:
         size = 0
         while size <= _READ_AHEAD_BYTES_MAX:
-            message = await self._websocket.receive()
+            message = await self._receive()
             self._received_ahead.append(message)
             if message["type"] != "websocket.receive":
                 return
             size += _MESSAGE_BYTES + len(message.get("text") or message.get("bytes") or "")
 
     async def close(self, code: CloseCode, reason: str) -> None:
-        if self._websocket.client_state is not WebSocketState.CONNECTED:
+        if self._is_disconnected or self._websocket.client_state is not WebSocketState.CONNECTED:
             return
         if self._websocket.application_state is not WebSocketState.CONNECTED:
             return

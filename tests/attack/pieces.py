@@ -16,10 +16,18 @@ from typing import NamedTuple
 
 from tests.attack.peers import HOLD_S, RESPONSE_TIMEOUT_S, Tally, create_browser_key
 from tests.attack.target import Address
-from tests.support.frames import CONTINUATION, PING, PONG, TEXT, encode_frame, upgrade_request
+from tests.support.frames import (
+    BINARY,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    encode_frame,
+    upgrade_request,
+)
 
 HTTP_KINDS = ("chunk", "garbage request")
-FRAME_KINDS = ("fragment", "ping", "pong", "two-byte text", "empty object")
+FRAME_KINDS = ("fragment", "ping", "pong", "binary", "two-byte text", "empty object")
 KINDS = (*HTTP_KINDS, *FRAME_KINDS)
 CONNECTIONS = (1, 10, 400, 800)
 PIECE_BYTES_MAX = 256
@@ -162,6 +170,8 @@ def _pieces(plan: Plan) -> tuple[bytes, bytes]:
             return b"", encode_frame(payload[:CONTROL_BYTES_MAX], PING)
         case "pong":
             return b"", encode_frame(payload[:CONTROL_BYTES_MAX], PONG)
+        case "binary":  # closes the connection, after which the rest is read and discarded
+            return b"", encode_frame(payload, BINARY)
         case "two-byte text":
             return b"", encode_frame(b"12", TEXT)
         case _:

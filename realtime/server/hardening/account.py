@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal, TypeVar
 
 from continuo.realtime import metrics
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.time_bucket import TimeBucket
 
 WINDOW_S = 5.0
 SHARE_MAX = 0.2
@@ -22,6 +24,8 @@ LIGHT_SHARE_MAX = 0.05
 """Share of the loop that a light connection uses at most, on average."""
 LIGHT_S_MAX = 0.02
 """Time in seconds that a light connection may use at once beyond that share."""
+UNCHARGED_S_MAX = 0.0002
+"""Time in seconds that is charged later, with what follows: most messages take less to parse."""
 _USED_S_MAX = WINDOW_S * SHARE_MAX
 
 _Result = TypeVar("_Result")
@@ -32,15 +36,15 @@ class LoopAccount:
     class. `clock`: time in seconds."""
 
     __slots__ = (
-        "_charged_at_s",
+        "_class",
         "_clock",
-        "_count_s",
-        "_recent_s",
+        "_light_time",
         "_step_began_s",
-        "_turn_used_s",
+        "_uncharged_s",
         "_used_s",
         "_window_began_s",
         "is_exceeded",
+        "tenant",
     )
 
     def __init__(
@@ -49,43 +53,34 @@ class LoopAccount:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._count_s = metrics.loop_seconds.labels(connection_class).inc
+        self._class = connection_class
         self.is_exceeded = False
         """Whether the connection has used more than its share without an effect."""
-        self._turn_used_s = 0.0
-        """Time used since `begin_turn`, less the time before that in the same step."""
         self._step_began_s: float | None = None
         """When the present step of a timed coroutine began; None outside of one."""
+        self._uncharged_s = 0.0
         self._used_s = 0.0
         """Time used in the present window, which begins anew with each effect."""
         self._window_began_s = 0.0
-        self._recent_s = 0.0
-        """Time used lately: it grows by what is charged, and shrinks by LIGHT_SHARE_MAX of what
-        passes."""
-        self._charged_at_s = 0.0
+        self._light_time = TimeBucket(LIGHT_SHARE_MAX, LIGHT_S_MAX, clock)
+        self.tenant: TenantLedger | None = None
+        """The tenant of the connection; None: not known."""
 
     @property
     def is_light(self) -> bool:
-        """Whether the connection has used little time lately."""
-        passed_s = self._clock() - self._charged_at_s
-        return self._recent_s - passed_s * LIGHT_SHARE_MAX <= LIGHT_S_MAX
-
-    @property
-    def turn_used_s(self) -> float:
-        """Time used since `begin_turn`, with the present step."""
-        if self._step_began_s is None:
-            return self._turn_used_s
-        return self._turn_used_s + self._clock() - self._step_began_s
-
-    def begin_turn(self) -> None:
-        began_s = self._step_began_s
-        self._turn_used_s = 0.0 if began_s is None else began_s - self._clock()
+        """Whether the connection has used little time lately, and so have the light connections of
+        its tenant together."""
+        if not self._light_time.has_time():
+            return False
+        return self.tenant is None or self.tenant.light_time.has_time()
 
     def spend(self, seconds: float) -> None:
         """Charge time on the event loop. No effect within a step of a timed coroutine, because that
         is charged as a whole."""
         if self._step_began_s is None:
-            self._charge(seconds)
+            self._uncharged_s += seconds
+            if self._uncharged_s > UNCHARGED_S_MAX:
+                self._charge(0.0)
 
     def credit(self) -> None:
         """Note an effect: an event was executed, or a part of a response with a status below 400
@@ -120,12 +115,14 @@ class LoopAccount:
             awaited = None  # a future with the exception that comes to refer to this frame
 
     def _charge(self, seconds: float) -> None:
-        self._count_s(seconds)
+        seconds += self._uncharged_s
+        self._uncharged_s = 0.0
+        metrics.loop_seconds.used_s[self._class] += seconds
         seconds = min(seconds, STEP_S_MAX)
-        self._turn_used_s += seconds
         now_s = self._clock()
-        shrunk_s = self._recent_s - (now_s - self._charged_at_s) * LIGHT_SHARE_MAX
-        self._recent_s, self._charged_at_s = max(shrunk_s, 0.0) + seconds, now_s
+        if self.tenant is not None and self.is_light:
+            self.tenant.light_time.take(seconds)
+        self._light_time.take(seconds)
         if not self._used_s:
             self._window_began_s = now_s
         self._used_s += seconds

@@ -25,6 +25,7 @@ from continuo.realtime.server import replies
 from continuo.realtime.server.hardening.account import SHARE_MAX, WINDOW_S, LoopAccount
 from continuo.realtime.server.hardening.guards import (
     LINGER_S,
+    SLICE_BYTES,
     BoundedReads,
     Lingerer,
     PausedReading,
@@ -41,6 +42,7 @@ from continuo.realtime.server.incoming_budget import (
     share_of,
 )
 from continuo.realtime.server.security_log import security_log
+from continuo.realtime.tenants.ledger import TenantLedger
 
 _TLS_HANDSHAKE = b"\x16\x03"
 """Beginning of a TLS record with a handshake, of any version since SSL 3."""
@@ -132,20 +134,16 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
             self._charge_head(self._head_bytes + self.unread_bytes)
 
     @property
-    def owner(self) -> object:
+    def owner(self) -> TenantLedger | None:
         return None if self._current_cycle is None else ledger_of(self._current_cycle.scope)
-
-    @property
-    def whole_bytes(self) -> int:
-        return self._body_left
 
     def parse_slice(self) -> bool:
         if self.account.is_exceeded and self._refusal is None:
             self._refuse_costly()
         if self._refusal is None:
-            self._read(self._take_slice())
+            self._read(self._take(max(SLICE_BYTES, self._body_left)))
         else:
-            self._discard_input(self._take_unread())
+            self._discard_input(self._take(len(self._unread)))
         if not self._unread:
             self._flow.release_reading()
         return bool(self._unread)

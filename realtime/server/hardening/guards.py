@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from continuo.realtime.server.hardening.account import LoopAccount
 from continuo.realtime.server.hardening.read_turns import ReadTurns
+from continuo.realtime.tenants.ledger import TenantLedger
 
 SLICE_BYTES = 512
 """Maximum bytes passed to a parser at once, if they may be many pieces. Limits and time are checked
@@ -15,6 +16,8 @@ between slices; one of pings, the costliest input, takes about 0.5 ms."""
 READ_BYTES = 16 * 1024
 """Maximum bytes of a read. The event loop reads all sockets that have input before it does anything
 else, so hundreds of connections that send at the same moment delay it by hundreds of reads."""
+LIGHT_READ_BYTES = 2 * 1024
+"""Maximum unread bytes of a light connection: more than a tenth of a second of audio."""
 RECEIVE_S_PER_BYTE = 1e-9
 """Time that a byte takes before a parser has it: the kernel and the event loop copy it."""
 LINGER_S = 2.0
@@ -86,22 +89,25 @@ class UnreadInput:
     transport: asyncio.Transport
     read_turns: ClassVar[ReadTurns]
     account: LoopAccount
-    _unread: bytes = b""
-    _unread_start = 0
-    """Number of the bytes in `_unread` that are parsed."""
+    _unread: bytes | bytearray = b""
+    """A bytearray once a part of it is parsed: its ends change without a copy of the rest."""
+
+    _received_s = 0.0
+    """Time that it took to receive bytes, not charged yet."""
 
     @property
     def unread_bytes(self) -> int:
-        return len(self._unread) - self._unread_start
+        return len(self._unread)
 
     @property
-    def owner(self) -> object:
+    def owner(self) -> TenantLedger | None:
         """The tenant of the connection, or of its last request. None: not known."""
         raise NotImplementedError
 
     @property
     def is_light(self) -> bool:
-        return self.account.is_light
+        self.account.tenant = self.owner
+        return len(self._unread) <= LIGHT_READ_BYTES and self.account.is_light
 
     def hold_reading(self) -> None:
         raise NotImplementedError
@@ -109,53 +115,42 @@ class UnreadInput:
     def release_reading(self) -> None:
         raise NotImplementedError
 
-    @property
-    def whole_bytes(self) -> int:
-        """Number of the next bytes that the parser takes as one piece, however many they are. 0:
-        not known."""
-        return 0
-
     def parse_slice(self) -> bool:
         """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
         raise NotImplementedError
 
-    def begin_turn(self) -> None:
-        self.account.begin_turn()
-
     def spend(self, seconds: float) -> None:
-        self.account.spend(seconds)
+        self.account.spend(seconds + self._received_s)
+        self._received_s = 0.0
 
     def abort(self) -> None:
         self.transport.abort()
 
     def _receive(self, data: bytes, least_s: float = 0.0) -> None:
         """Parse the bytes of a read, now or in later turns. `least_s`: `ReadTurns.submit`."""
-        self._unread = self._unread[self._unread_start :] + data
-        self._unread_start = 0
-        received_s = len(data) * RECEIVE_S_PER_BYTE
-        self.account.spend(received_s)
-        self.read_turns.submit(self, least_s + received_s)
+        if self._unread:
+            self._unread += data
+        else:
+            self._unread = data
+        self._received_s += len(data) * RECEIVE_S_PER_BYTE
+        self.read_turns.submit(self, least_s + self._received_s)
         if self._unread:
             self.hold_reading()
 
-    def _take_slice(self) -> bytes:
-        start = self._unread_start
-        end = start + max(SLICE_BYTES, self.whole_bytes)
-        part = self._unread[start:end]
-        if end < len(self._unread):
-            self._unread_start = end
-        else:
-            self._unread, self._unread_start = b"", 0
-        return part
-
-    def _take_unread(self) -> bytes:
-        part = self._unread[self._unread_start :]
-        self._unread, self._unread_start = b"", 0
+    def _take(self, size: int) -> bytes:
+        """Remove and return up to `size` unread bytes."""
+        if size >= len(self._unread):
+            part, self._unread = bytes(self._unread), b""
+            return part
+        part = bytes(memoryview(self._unread)[:size])
+        if isinstance(self._unread, bytes):
+            self._unread = bytearray(self._unread)
+        del self._unread[:size]
         return part
 
     def _drop_unread(self) -> None:
         """Discard what is not parsed, and wait for no turn."""
-        self._unread, self._unread_start = b"", 0
+        self._unread = b""
         self.read_turns.withdraw(self)
         self.release_reading()
 

@@ -2,19 +2,20 @@
 
 What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one message and 0.3 s as
 43,000 pings. So input is not counted but timed. A connection's unread bytes wait in the connection,
-and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
-after a round, the next one is delayed by twice the time that the round and the work it began have
-taken. A small request needs two or three iterations of the event loop, and would otherwise wait for
-a round in each. A round grants turns to readers with few unread bytes first, and among readers with
-about as many to each tenant in its turn (`waiting_readers`). So a client that sends little does not
-wait behind clients that send much, nor behind hundreds of another tenant or without a key that send
-as little. A round ends with a turn of the reader that has waited longest, so that no reader waits
-for ever.
+and a reader parses them slice by slice in turns of TURN_S, in rounds of ROUND_S.
 
-Ordinary input does not wait. While no reader waits, a read is parsed at once, as long as such reads
-have taken less than half of the time lately. A small read of a connection that has used little time
-lately is parsed at once also while others wait, as long as these reads have taken less than a
-quarter.
+A tenant's connection that has used little time lately (`LoopAccount.is_light`), such as one that
+sends audio as it is spoken, never waits behind a flood: while such readers wait, a round of them
+runs in each iteration of the event loop. Other readers share what is left. After a round of theirs
+the next one is delayed by twice the time that the round and the work it began have taken: a small
+request needs two or three iterations of the event loop, and would otherwise wait for a round in
+each. Among them those with few unread bytes come first. Among readers of the same kind with about
+as many bytes, tenants take turns (`waiting_readers`), so that no client waits behind hundreds of
+another tenant or without a key. A round of the others ends with a turn of the reader that has
+waited longest, so that no reader waits for ever.
+
+Ordinary input does not wait: a read is parsed at once while no reader waits, or if its connection
+has used little time lately, as long as such reads have taken less than a quarter of the time.
 
 The clock is that of the wall: what a bystander waits for includes the time in which the processor
 or the interpreter lock is another's, and to read the clock of a thread can take as long as to parse
@@ -23,10 +24,17 @@ a small message.
 
 import asyncio
 import contextvars
+import logging
+import math
 import time
 from collections.abc import Callable
 
-from continuo.realtime.server.hardening.waiting_readers import Reader, WaitingReaders
+from continuo.engine import LineLimit
+from continuo.realtime import metrics
+from continuo.realtime.server.hardening.waiting_readers import LIGHT, Reader, WaitingReaders
+from continuo.realtime.tenants.time_bucket import TimeBucket
+
+log = logging.getLogger(__name__)
 
 TURN_S = 0.0005
 """Time of a turn in seconds; it ends with the slice in which it reaches this."""
@@ -36,22 +44,19 @@ that is refused takes 0.2 ms, an upgrade 0.4 ms."""
 ROUND_S = 0.0005
 """Time of the turns of a round in seconds, without that of the reader that has waited longest."""
 AT_ONCE_S = 0.001
-"""The longest that reads are parsed at once, in seconds, and the longest that small reads of light
-connections are."""
+"""The longest that reads are parsed at once, in seconds."""
+SHARE_AT_ONCE = 0.25
+"""Share of the time in which reads may be parsed at once, on average."""
 PAUSE_RATIO = 2
-"""Time between two rounds, as a multiple of what the first one and the work it began have taken."""
-SHARE_AT_ONCE = 0.5
-"""Share of the time in which reads may be parsed at once while no reader waits, on average."""
-SHARE_OF_LIGHT = 0.25
-"""Share of the time in which small reads of light connections may be parsed at once, on
-average."""
+"""Time between two rounds of readers that are not light, as a multiple of what the first one and
+the work it began have taken."""
 ITERATIONS_PER_ROUND = 3
 """Iterations of the event loop over which a round is measured: the application begins with a
 request in the second one after its turn."""
 IDLE_S_MAX = 50e-6
 """Time of an iteration of the event loop without work."""
-SMALL_READ_BYTES = 2048
-"""Maximum unread bytes of a reader that need not wait while others do."""
+LATE_S = 1.0
+"""A wait of a light reader for its turn that is longer is logged."""
 
 
 class ReadTurns:
@@ -67,9 +72,12 @@ class ReadTurns:
         self._round_s = round_s
         self._clock = clock
         self._waiting = WaitingReaders()
-        self._scheduled = False
-        self._at_once = _TimeBucket(AT_ONCE_S, SHARE_AT_ONCE, clock)
-        self._of_light = _TimeBucket(AT_ONCE_S, SHARE_OF_LIGHT, clock)
+        self._next_round: asyncio.Handle | None = None
+        self._due_s = 0.0
+        """When a round of readers that are not light may begin; infinite while the last one and the
+        work it began are measured."""
+        self._at_once = TimeBucket(SHARE_AT_ONCE, AT_ONCE_S, clock)
+        self._line_limit = LineLimit(clock, lines_per_minute=1)
         self._context = contextvars.Context()
         """Context of rounds: one that is begun by a request must not run in the request's."""
 
@@ -79,35 +87,15 @@ class ReadTurns:
         begins."""
         if reader in self._waiting:
             return
-        bucket = self._find_bucket(reader)
-        if bucket is not None:
-            bucket.left_s -= self._take_turn(reader, least_s)
+        if (not self._waiting or reader.is_light) and self._at_once.has_time():
+            self._at_once.take(self._take_turn(reader, least_s))
         else:
             self._add(reader, least_s)
-
-    async def wait(self, waiting_bytes: int, owner: object) -> None:
-        """Wait until a turn is granted to the caller. `waiting_bytes`: size of its input. `owner`:
-        as of a reader."""
-        turn = _ApplicationTurn(waiting_bytes, owner)
-        self._add(turn, self.turn_s)
-        try:
-            await turn.granted
-        finally:
-            self.withdraw(turn)
 
     def withdraw(self, reader: Reader) -> None:
         """Grant no turn to a reader. No effect if it does not wait."""
         if reader in self._waiting:
             self._waiting.remove(reader)
-
-    def _find_bucket(self, reader: Reader) -> "_TimeBucket | None":
-        """Return a bucket with time in which the reader may parse at once; None if there is
-        none."""
-        if not self._waiting and self._at_once.has_time():
-            return self._at_once
-        if reader.unread_bytes > SMALL_READ_BYTES or not reader.is_light:
-            return None
-        return self._of_light if self._of_light.has_time() else None
 
     def _take_turn(self, reader: Reader, least_s: float) -> float:
         """Let a reader parse until its turn is over, and wait for the next one if it has not
@@ -125,25 +113,50 @@ class ReadTurns:
     def _add(self, reader: Reader, least_s: float) -> None:
         if reader in self._waiting:
             return
-        self._waiting.add(reader, least_s)
-        if not self._scheduled:
-            self._scheduled = True
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._run_round, context=self._context)
+        is_first = not self._waiting.has_light
+        self._waiting.add(reader, least_s, self._clock())
+        if self._next_round is None or (is_first and self._waiting.has_light):
+            self._schedule()
 
-    def _is_new_connection_next(self) -> bool:
-        oldest = self._waiting.oldest()
-        if oldest is None or not oldest.is_light:
-            return False
-        return self._waiting.least_s(oldest) >= NEW_CONNECTION_S
+    def _schedule(self) -> None:
+        """Schedule the next round: in the next iteration of the event loop while a light reader
+        waits, else when it is due. For a new connection, it is due once the event loop has no other
+        work."""
+        if self._next_round is not None:
+            self._next_round.cancel()
+            self._next_round = None
+        loop, now_s = asyncio.get_running_loop(), self._clock()
+        if self._waiting.has_light or (self._waiting and self._due_s <= now_s):
+            self._next_round = loop.call_soon(self._run_round, context=self._context)
+        elif not self._waiting or self._due_s == math.inf:
+            return  # or scheduled once the last round is measured
+        elif self._waiting.is_new_first(NEW_CONNECTION_S):
+            self._next_round = loop.call_soon(self._run_if_idle, now_s, context=self._context)
+        else:
+            delay_s = self._due_s - now_s
+            self._next_round = loop.call_later(delay_s, self._run_due, context=self._context)
+
+    def _run_if_idle(self, last_s: float) -> None:
+        """Run a round if nothing else was to do since `last_s`, in the iteration before."""
+        if self._clock() - last_s < IDLE_S_MAX:
+            self._run_due()
+        else:
+            self._schedule()
+
+    def _run_due(self) -> None:
+        self._due_s = 0.0
+        self._run_round()
 
     def _run_round(self) -> None:
+        self._next_round = None
         reader: Reader | None = None
-        oldest = self._waiting.oldest()
-        self._scheduled = oldest is not None
         began_s, used_s = self._clock(), 0.0
+        is_due = self._waiting.has_others and self._due_s <= began_s
+        oldest = self._waiting.oldest() if is_due else None
         try:
-            while used_s < self._round_s and (reader := self._waiting.next()) is not None:
+            while used_s < self._round_s and (is_due or self._waiting.has_light):
+                if (reader := self._waiting.next()) is None:
+                    break
                 used_s += self._grant(reader)
                 if reader is oldest:
                     oldest = None
@@ -155,71 +168,32 @@ class ReadTurns:
                 reader.abort()
             raise
         finally:
-            if self._scheduled:
-                self._end_round(began_s, ITERATIONS_PER_ROUND)
+            if is_due:
+                self._due_s = math.inf
+                self._measure(began_s, ITERATIONS_PER_ROUND)
+            self._schedule()
 
     def _grant(self, reader: Reader) -> float:
         """Grant a turn to a reader that waits. Returns the time that it counts, in seconds."""
-        least_s = self._waiting.remove(reader)
-        reader.begin_turn()
-        return self._take_turn(reader, least_s)
+        place = self._waiting.remove(reader)
+        if place.size_class == LIGHT:
+            self._note_wait(self._clock() - place.began_s)
+        return self._take_turn(reader, place.least_s)
 
-    def _end_round(self, began_s: float, iterations: int) -> None:
-        """Run the next round after these iterations, and PAUSE_RATIO times what they have taken."""
-        loop, now_s = asyncio.get_running_loop(), self._clock()
+    def _note_wait(self, waited_s: float) -> None:
+        """Count the wait of a tenant's light reader, and log it if it was long."""
+        metrics.input_wait_seconds.observe(waited_s)
+        if waited_s > LATE_S and self._line_limit.admit("late input") is not None:
+            log.warning("input of a client within its share has waited %.1f s", waited_s)
+
+    def _measure(self, began_s: float, iterations: int) -> None:
+        """Measure a round and these iterations after it, and delay the next one by PAUSE_RATIO
+        times what they have taken."""
         if iterations:
-            loop.call_soon(self._end_round, began_s, iterations - 1, context=self._context)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._measure, began_s, iterations - 1, context=self._context)
         else:
-            self._pause(now_s + PAUSE_RATIO * (now_s - began_s))
-
-    def _pause(self, due_s: float, last_s: float | None = None) -> None:
-        """Run the next round at `due_s`; or, for a new connection, when an iteration of the event
-        loop had no other work. `last_s`: when the iteration began."""
-        loop, now_s = asyncio.get_running_loop(), self._clock()
-        if not self._is_new_connection_next():
-            loop.call_later(due_s - now_s, self._run_round, context=self._context)
-        elif now_s >= due_s or (last_s is not None and now_s - last_s < IDLE_S_MAX):
-            self._run_round()
-        else:
-            loop.call_soon(self._pause, due_s, now_s, context=self._context)
-
-
-class _TimeBucket:
-    """Token bucket of time: `share` of the time that passes, and at most `most_s` at once."""
-
-    def __init__(self, most_s: float, share: float, clock: Callable[[], float]) -> None:
-        self.left_s = most_s
-        self._most_s = most_s
-        self._share = share
-        self._clock = clock
-        self._refilled_s = clock()
-
-    def has_time(self) -> bool:
-        now_s = self._clock()
-        refill_s = (now_s - self._refilled_s) * self._share
-        self.left_s, self._refilled_s = min(self._most_s, self.left_s + refill_s), now_s
-        return self.left_s > 0
-
-
-class _ApplicationTurn:
-    """The turn of an application that has input to handle."""
-
-    def __init__(self, waiting_bytes: int, owner: object) -> None:
-        self.unread_bytes = waiting_bytes
-        self.owner = owner
-        self.is_light = False
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def parse_slice(self) -> bool:
-        if not self.granted.done():
-            self.granted.set_result(None)
-        return False
-
-    def begin_turn(self) -> None:
-        """No effect: the turn begins when the application continues."""
-
-    def abort(self) -> None:
-        """No effect: it cannot fail."""
-
-    def spend(self, seconds: float) -> None:
-        """No effect: the turn takes no time before the application continues."""
+            now_s = self._clock()
+            self._due_s = now_s + PAUSE_RATIO * (now_s - began_s)
+            if self._next_round is None:
+                self._schedule()

@@ -4,7 +4,9 @@ from typing import NamedTuple, Protocol
 
 _CLASS_BITS = 3
 """A class of readers by size has unread bytes of this many bit lengths: a factor of 8."""
-_CLASSES = 11
+_CLASSES = 12
+LIGHT = 0
+"""The class of a tenant's light readers, whatever their size."""
 
 
 class Reader(Protocol):
@@ -27,10 +29,6 @@ class Reader(Protocol):
         """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
         ...
 
-    def begin_turn(self) -> None:
-        """Note that a turn was granted in a round."""
-        ...
-
     def spend(self, seconds: float) -> None:
         """Charge the time of a turn."""
         ...
@@ -40,24 +38,28 @@ class Reader(Protocol):
         ...
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Place of a reader, by what was true when it began to wait."""
 
     owner: object
     size_class: int
     least_s: float
+    """Seconds that its turn counts at least."""
+    began_s: float
+    """When it began to wait."""
 
 
 class WaitingReaders:
-    """Readers with few unread bytes come before those with many. Among those with about as many,
-    owners take turns, however many readers each has; an owner's oldest reader comes first."""
+    """Light readers of tenants come first, then readers with few unread bytes, then those with
+    many. Among those with about as many, owners take turns, however many readers each has; an
+    owner's oldest reader comes first."""
 
     def __init__(self) -> None:
-        self._places: dict[Reader, _Place] = {}
+        self._places: dict[Reader, Place] = {}
         """The oldest first."""
         self._classes: list[dict[object, dict[Reader, None]]] = [{} for _ in range(_CLASSES)]
-        """The readers of each class by size, by owner. In a class, the owner comes first whose last
-        turn was the longest time ago."""
+        """The readers of each class, by owner. In a class, the owner comes first whose last turn
+        was the longest time ago."""
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -65,27 +67,38 @@ class WaitingReaders:
     def __contains__(self, reader: Reader) -> bool:
         return reader in self._places
 
-    def add(self, reader: Reader, least_s: float) -> None:
-        """`least_s`: seconds that its turn counts at least."""
-        bits = reader.unread_bytes.bit_length()
-        place = _Place(reader.owner, min(-(-bits // _CLASS_BITS), _CLASSES - 1), least_s)
-        self._places[reader] = place
-        self._classes[place.size_class].setdefault(place.owner, {})[reader] = None
+    @property
+    def has_light(self) -> bool:
+        """Whether a tenant's light reader waits."""
+        return bool(self._classes[LIGHT])
 
-    def remove(self, reader: Reader) -> float:
-        """Returns the seconds that its turn counts at least. Its owner becomes the last one of its
-        class."""
+    @property
+    def has_others(self) -> bool:
+        return any(self._classes[LIGHT + 1 :])
+
+    def add(self, reader: Reader, least_s: float, now_s: float = 0.0) -> None:
+        """`least_s`: seconds that its turn counts at least."""
+        owner, size_class = reader.owner, LIGHT
+        if owner is None or not reader.is_light:
+            bits = reader.unread_bytes.bit_length()
+            size_class = min(1 + -(-bits // _CLASS_BITS), _CLASSES - 1)
+        self._places[reader] = Place(owner, size_class, least_s, now_s)
+        self._classes[size_class].setdefault(owner, {})[reader] = None
+
+    def remove(self, reader: Reader) -> Place:
+        """Remove a reader. Its owner becomes the last one of its class."""
         place = self._places.pop(reader)
         owners = self._classes[place.size_class]
         readers = owners.pop(place.owner)
         del readers[reader]
         if readers:
             owners[place.owner] = readers
-        return place.least_s
+        return place
 
-    def least_s(self, reader: Reader) -> float:
-        """Return the seconds that the turn of a reader counts at least."""
-        return self._places[reader].least_s
+    def is_new_first(self, least_s: float) -> bool:
+        """Whether the oldest reader is light, and its turn counts at least `least_s` seconds."""
+        oldest = self.oldest()
+        return oldest is not None and oldest.is_light and self._places[oldest].least_s >= least_s
 
     def oldest(self) -> Reader | None:
         """Return the reader that has waited longest."""

@@ -12,6 +12,7 @@ import pytest
 from continuo.realtime.server.hardening import account
 from continuo.realtime.server.hardening.account import LoopAccount
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
+from continuo.realtime.tenants.ledger import TenantLedger
 from tests.support.frames import CLOSE, PING, RawWebSocket, encode_frame
 from tests.support.web_servers import API_KEY, RunningServer
 
@@ -57,7 +58,7 @@ def test_pause_of_the_process_is_not_charged_to_a_connection(clock: Clock) -> No
         clock.now_s += seconds
         loop_account.spend(seconds)
     assert not loop_account.is_exceeded
-    assert loop_account.turn_used_s == pytest.approx(0.12)
+    assert loop_account._used_s == pytest.approx(0.12)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,28 @@ def test_connection_is_light_again_after_a_while(clock: Clock) -> None:
     assert loop_account.is_light
 
 
+def test_light_connections_of_a_tenant_are_light_up_to_a_half_together(clock: Clock) -> None:
+    """A heavy one does not count: a tenant's own flood does not delay its other connections."""
+    ledger = TenantLedger("tenant", clock)
+    accounts = [LoopAccount("websocket", clock) for _ in range(40)]
+    for each in accounts:
+        each.tenant = ledger
+    for _ in range(200):
+        clock.now_s += 0.1
+        accounts[0].spend(0.09)
+        for each in accounts[1:11]:
+            each.spend(0.004)
+    assert not accounts[0].is_light
+    assert all(each.is_light for each in accounts[1:])
+    for _ in range(20):
+        clock.now_s += 0.1
+        for each in accounts[1:]:
+            each.spend(0.0025)
+    assert not any(each.is_light for each in accounts)
+    clock.now_s += 1.0
+    assert all(each.is_light for each in accounts[1:])
+
+
 async def test_only_the_steps_of_a_timed_coroutine_are_charged(clock: Clock) -> None:
     loop_account, resumed = LoopAccount("websocket", clock), asyncio.Event()
 
@@ -97,23 +120,27 @@ async def test_only_the_steps_of_a_timed_coroutine_are_charged(clock: Clock) -> 
     clock.now_s += 10
     resumed.set()
     assert await task == "done"
-    assert loop_account.turn_used_s == pytest.approx(0.075)
+    assert loop_account._used_s == pytest.approx(0.075)
+
+
+def test_short_times_are_charged_with_what_follows(clock: Clock) -> None:
+    loop_account = LoopAccount("websocket", clock)
+    for _ in range(1500):
+        loop_account.spend(0.0001)
+    assert loop_account._used_s == pytest.approx(0.15, abs=0.0003)
 
 
 async def test_turn_within_a_step_is_charged_once(clock: Clock) -> None:
-    """Input that is parsed within a step is a part of the step, which counts while it lasts."""
-    loop_account, seen = LoopAccount("websocket", clock), list[float]()
+    """Input that is parsed within a step is a part of the step."""
+    loop_account = LoopAccount("websocket", clock)
 
     async def work() -> None:
         clock.now_s += 0.025
         loop_account.spend(0.025)
-        seen.append(loop_account.turn_used_s)
-        loop_account.begin_turn()
         clock.now_s += 0.05
-        seen.append(loop_account.turn_used_s)
 
     await loop_account.timed(work)
-    assert [*seen, loop_account.turn_used_s] == pytest.approx([0.025, 0.05, 0.05])
+    assert loop_account._used_s == pytest.approx(0.075)
     for _ in range(9):
         loop_account.spend(0.1)
     assert not loop_account.is_exceeded, "0.975 s"

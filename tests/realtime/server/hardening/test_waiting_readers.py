@@ -14,8 +14,6 @@ class Connection:
     def parse_slice(self) -> bool:
         return False
 
-    def begin_turn(self) -> None: ...
-
     def spend(self, seconds: float) -> None: ...
 
     def abort(self) -> None: ...
@@ -59,8 +57,7 @@ def test_removed_reader_has_no_turn_and_the_oldest_is_known() -> None:
     waiting.add(first, 0.25)
     waiting.add(second, 0.5)
     assert waiting.oldest() is first
-    assert waiting.least_s(first) == 0.25
-    assert waiting.remove(first) == 0.25
+    assert waiting.remove(first).least_s == 0.25
     assert (first in waiting, second in waiting) == (False, True)
     assert waiting.oldest() is second
     assert take_all(waiting) == [second]
