@@ -164,7 +164,9 @@ class Router:
         try:
             return list(await asyncio.gather(*(pending.reply for pending in requests)))
         finally:
-            del requests  # whose errors keep this frame
+            for pending in requests:
+                self._pending.discard(pending)
+            del requests, pending  # whose errors keep this frame
 
     async def attach(
         self, command: AttachSession, preferred: str | None, *, waits: bool

@@ -1,31 +1,43 @@
-"""What is acquired is released: each operation is cancelled at each of its awaits, and leaves no
-entry, count or place behind. `tests/tree/test_acquisitions.py` lists what is acquired where."""
+"""Operations that are cancelled, or fail, at each of their awaits, and must leave no entry, count
+or place behind. `tests/tree/test_acquisitions.py` lists what is acquired where."""
 
 import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from starlette.types import Message
 
 from continuo.engine import Sampling
+from continuo.engine.client.grammar_trials import _TenantTurns, _TrialProcess
 from continuo.engine.config import ListenerConfig
 from continuo.engine.server.listener import Listener
 from continuo.engine.wire.handshake import ClientHandshake
 from continuo.realtime.completions.token_sessions import TokenSessions, TurnPosition
+from continuo.realtime.generation.tokenizer_threads import FairThread
+from continuo.realtime.limits import Limits, TenantLimits
 from continuo.realtime.protocol.commands import CreateResponse
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.registry.access import Credentials
+from continuo.realtime.registry.access import Credentials, ForkRequest
+from continuo.realtime.registry.conversations import Conversations, discard, make_close
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.server.auth.open_connections import OpenConnections
 from continuo.realtime.server.hardening.read_turns import ReadTurns
-from tests.support.cancelling import cancel_at_each_await
+from continuo.realtime.server.http.sse import SSEResponse
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.transport.connection import Connection
+from continuo.realtime.transport.responses_connection import ResponsesConnection
+from continuo.realtime.transport.stream_queues import StreamQueues
 from tests.support.certificates import create_certificate
 from tests.support.engines import EngineHarness
-from tests.support.sessions import user_message
+from tests.support.failing import cancel_at_each_await, fail_at_each_await
+from tests.support.sessions import open_session, shared_store, user_message
+from tests.support.sockets import FakeSocket
 from tests.support.waiting import wait_until
 from tests.support.web_servers import RunningServer
 
@@ -61,7 +73,7 @@ def check_released(
     return check
 
 
-async def test_opening_of_a_token_session_that_is_cancelled(
+async def test_opening_of_a_token_session_that_fails(
     sessions: TokenSessions,
     harness: EngineHarness,
     check_released: Callable[[], Awaitable[None]],
@@ -76,10 +88,10 @@ async def test_opening_of_a_token_session_that_is_cancelled(
         assert not sessions._by_engine_id
         await harness.wait_until_empty()
 
-    assert await cancel_at_each_await(act, check) >= 2
+    assert await fail_at_each_await(act, check) >= 2
 
 
-async def test_turn_of_a_token_session_that_is_cancelled(
+async def test_turn_of_a_token_session_that_fails(
     sessions: TokenSessions, check_released: Callable[[], Awaitable[None]]
 ) -> None:
     name = await sessions.open(TENANT, None, is_streaming=True, timeout_s=None)
@@ -95,11 +107,11 @@ async def test_turn_of_a_token_session_that_is_cancelled(
         finally:
             await sessions.close_turns([turn])
 
-    assert await cancel_at_each_await(act, check_released) >= 2
+    assert await fail_at_each_await(act, check_released) >= 2
     await sessions.close(TENANT, name)
 
 
-async def test_turns_on_raw_prompts_that_are_cancelled(
+async def test_turns_on_raw_prompts_that_fail(
     sessions: TokenSessions,
     harness: EngineHarness,
     check_released: Callable[[], Awaitable[None]],
@@ -114,10 +126,10 @@ async def test_turns_on_raw_prompts_that_are_cancelled(
         await check_released()
         await harness.wait_until_empty()
 
-    assert await cancel_at_each_await(act, check) >= 2
+    assert await fail_at_each_await(act, check) >= 2
 
 
-async def test_creation_of_a_response_that_is_cancelled(
+async def test_creation_of_a_response_that_fails(
     server: RunningServer, check_released: Callable[[], Awaitable[None]]
 ) -> None:
     responses = server.app.state.responses
@@ -126,21 +138,245 @@ async def test_creation_of_a_response_that_is_cancelled(
         input=(user_message("u", "hello"),),
         store=False,
     )
-    requester = Requester(TENANT, responses.open_connection())
 
     async def act() -> None:
-        run = await responses.create(command, requester)
-        async with contextlib.aclosing(run.event_stream.follow()) as events:
-            async for _ in events:
-                pass
+        with responses.connected("connection"):
+            run = await responses.create(command, Requester(TENANT, "connection"))
+            async with contextlib.aclosing(run.event_stream.follow()) as events:
+                async for _ in events:
+                    pass
 
-    assert await cancel_at_each_await(act, check_released) >= 1
-    responses.close_connection(requester.connection)
-    assert not responses._connections
-    assert len(responses.continuations) == 0
+    async def check() -> None:
+        await check_released()
+        assert not responses._connections
+        assert len(responses.continuations) == 0
+
+    assert await fail_at_each_await(act, check) >= 1
 
 
-async def test_connection_that_is_cancelled(
+async def test_response_whose_task_is_cancelled(
+    server: RunningServer,
+    harness: EngineHarness,
+    check_released: Callable[[], Awaitable[None]],
+) -> None:
+    responses = server.app.state.responses
+    command = CreateResponse(
+        settings=GenerationSettings(max_output_tokens=2),
+        input=(user_message("u", "hello"),),
+        store=True,
+    )
+    for steps in range(1, 20):
+        run = await responses.create(command, Requester(TENANT))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for task in responses._tasks:
+            task.cancel()
+        await wait_until(run.ended.is_set)
+        assert run.event_stream.is_ended
+        responses.continuations.close_tenant(TENANT)
+        await check_released()
+        await harness.wait_until_empty()
+
+
+async def test_fork_that_fails(
+    server: RunningServer,
+    harness: EngineHarness,
+    check_released: Callable[[], Awaitable[None]],
+) -> None:
+    registry, credentials = server.registry, Credentials(TENANT)
+    parent = await open_session(harness, registry, credentials=credentials)
+    await parent.add_message("hello")
+    fork = ForkRequest(parent.session.id)
+
+    async def act() -> None:
+        session = await registry.open(discard, None, credentials, make_close(), fork)
+        await registry.close(session)
+
+    async def check() -> None:
+        await wait_until(lambda: registry.open_sessions.ids == [parent.session.id])
+        await check_released()
+
+    assert await fail_at_each_await(act, check) >= 2
+    await registry.close(parent.session)
+
+
+async def test_use_of_a_conversation_that_fails(
+    server: RunningServer, check_released: Callable[[], Awaitable[None]]
+) -> None:
+    registry, credentials = server.registry, Credentials(TENANT)
+    conversations = Conversations(registry)
+    session = await registry.open(discard, "conv", credentials, close := make_close())
+    await registry.park(session, close)
+
+    async def act() -> None:
+        async with conversations.use("conv", credentials) as used:
+            assert registry.find_connected("conv", TENANT) is used
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        await wait_until(lambda: registry.open_sessions.connected_count == 0)
+        await check_released()
+
+    assert await fail_at_each_await(act, check) >= 2
+    await registry.close(session)
+
+
+async def test_realtime_connection_that_fails(
+    server: RunningServer, check_released: Callable[[], Awaitable[None]]
+) -> None:
+    registry = server.registry
+    ledger = registry.tenants.of(TENANT).ledger
+
+    async def act() -> None:
+        socket = FakeSocket()
+        socket.push_event(type="response.create", response={"max_output_tokens": 2})
+        connection = Connection(socket, registry, Limits(), "demo", Credentials(TENANT))
+        serving = asyncio.create_task(leave_after(socket, "response.done"))
+        try:
+            await connection.run()
+        finally:
+            serving.cancel()
+
+    async def check() -> None:
+        await wait_until(lambda: registry.open_sessions.connected_count == 0)
+        for entry in registry.open_sessions:
+            await registry.close(entry.session)
+        await check_released()
+        assert not any(ledger.held_bytes.values())
+
+    assert await fail_at_each_await(act, check) >= 2
+
+
+async def test_responses_connection_that_fails(
+    server: RunningServer, check_released: Callable[[], Awaitable[None]]
+) -> None:
+    responses = server.app.state.responses
+    ledger = server.registry.tenants.of(TENANT).ledger
+
+    async def act() -> None:
+        socket = FakeSocket()
+        for _ in range(2):
+            socket.push_event(type="response.create", input="hello", store=False)
+        socket.frames.put_nowait(None)
+        await ResponsesConnection(socket, responses, TENANT, lambda _: "demo").run()
+
+    async def check() -> None:
+        await check_released()
+        assert not responses._connections
+        assert not any(ledger.held_bytes.values())
+
+    assert await fail_at_each_await(act, check) >= 2
+
+
+async def leave_after(socket: FakeSocket, event_type: str) -> None:
+    await socket.wait_for(event_type)
+    socket.frames.put_nowait(None)
+
+
+async def test_streamed_output_that_fails(
+    server: RunningServer,
+    harness: EngineHarness,
+    sessions: TokenSessions,
+    check_released: Callable[[], Awaitable[None]],
+) -> None:
+    tenants = server.registry.tenants
+    tenants.of(TENANT).set_limits(TenantLimits(connections_max=1))
+    tenants._store = await shared_store(harness)  # from which it learns of other gateways
+    scope = {"app": server.app, "state": {"credentials": Credentials(TENANT)}}
+
+    async def act() -> None:
+        tenants._counted_s.clear()
+        turn = await sessions.generate(TENANT, "turn", [5, 6, 7], "input_ids", SAMPLING)
+
+        async def encode() -> AsyncGenerator[bytes]:
+            async with contextlib.aclosing(sessions.read(turn)) as chunks:
+                async for chunk in chunks:
+                    yield chunk.text.encode()
+
+        await SSEResponse(encode(), 5.0)(scope, receive_nothing, send_nothing)
+
+    assert await fail_at_each_await(act, check_released) >= 3
+
+
+async def receive_nothing() -> Message:
+    await wait_forever()
+    raise AssertionError
+
+
+async def wait_forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def send_nothing(_message: Message) -> None:
+    await asyncio.sleep(0)
+
+
+async def test_question_to_all_engines_that_fails(harness: EngineHarness) -> None:
+    router = harness.engine._router
+
+    async def check() -> None:
+        assert not [*router._pending]
+
+    assert await fail_at_each_await(harness.engine.fleet.stats, check) == 1
+
+
+async def test_queue_of_responses_whose_close_fails() -> None:
+    ledger = TenantLedger(TENANT)
+
+    async def act() -> None:
+        queues = StreamQueues(Limits(), ledger)
+        for _ in range(2):
+            queues.put(None, wait_forever, chars=5)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            await queues.close()
+
+    async def check() -> None:
+        assert not ledger.held_bytes["input"]
+
+    assert await fail_at_each_await(act, check) == 2
+
+
+async def test_wait_for_a_trial_that_fails() -> None:
+    turns = _TenantTurns([process := _TrialProcess()])
+
+    async def act() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0), turns.take(TENANT):
+                await asyncio.sleep(0)
+
+    async def check() -> None:
+        assert not turns._waiting.get(TENANT)
+        assert TENANT not in turns._served
+
+    async with turns.take("umbrella"):
+        assert await fail_at_each_await(act, check) == 1
+    assert await fail_at_each_await(act, check) == 1
+    assert turns._free == [process]
+
+
+async def test_wait_for_a_thread_that_fails() -> None:
+    thread, ends = FairThread("test"), threading.Event()
+    running = asyncio.create_task(thread.run("umbrella", ends.wait))
+    await asyncio.sleep(0)
+
+    async def act() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await thread.run(TENANT, lambda: None)
+
+    async def check() -> None:
+        pass
+
+    assert await cancel_at_each_await(act, check) == 1
+    ends.set()
+    await running
+    await wait_until(lambda: not thread._is_taken)
+    assert not thread._waiting
+
+
+async def test_connection_that_fails(
     server: RunningServer, check_released: Callable[[], Awaitable[None]]
 ) -> None:
     connections: OpenConnections = server.app.state.open_connections
@@ -154,10 +390,10 @@ async def test_connection_that_is_cancelled(
         await check_released()
         assert len(connections) == 0
 
-    assert await cancel_at_each_await(act, check) >= 1
+    assert await fail_at_each_await(act, check) >= 1
 
 
-async def test_reader_of_events_that_is_cancelled() -> None:
+async def test_reader_of_events_that_fails() -> None:
     abandoned: list[None] = []
     stream = EventStream(on_abandoned=lambda: abandoned.append(None))
 
@@ -170,17 +406,17 @@ async def test_reader_of_events_that_is_cancelled() -> None:
     async def check() -> None:
         assert stream.follower_count == 0
 
-    assert await cancel_at_each_await(act, check) == 1
-    assert len(abandoned) == 2
+    assert await fail_at_each_await(act, check) == 1
+    assert len(abandoned) == 4
 
 
-async def test_wait_for_a_read_turn_that_is_cancelled() -> None:
+async def test_wait_for_a_read_turn_that_fails() -> None:
     turns = ReadTurns()
 
     async def check() -> None:
         assert not turns._waiting
 
-    assert await cancel_at_each_await(lambda: turns.wait(10, TENANT), check) == 1
+    assert await fail_at_each_await(lambda: turns.wait(10, TENANT), check) == 1
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])
@@ -203,7 +439,7 @@ async def listener(
     sock.close()
 
 
-async def test_admission_of_a_gateway_that_is_cancelled(
+async def test_admission_of_a_gateway_that_fails(
     listener: tuple[Listener, ssl.SSLContext | None], harness: EngineHarness
 ) -> None:
     accepting, trust = listener

@@ -15,42 +15,39 @@ TASKS = "the task removes itself when it is done"
 SYNC = "a method without an await adds and removes; the owner is a state machine: "
 
 RELEASED_BY = {
-    "engine/client/router.py _pending": "test_opening_of_a_token_session_that_is_cancelled",
-    "engine/server/listener.py _clients": "test_admission_of_a_gateway_that_is_cancelled",
+    "engine/client/grammar_trials.py _served": "test_wait_for_a_trial_that_fails",
+    "engine/client/router.py _pending": "test_opening_of_a_token_session_that_fails",
+    "engine/server/listener.py _clients": "test_admission_of_a_gateway_that_fails",
     "engine/upstream/backend.py _running_turns": SYNC + "`end_turn` follows each `begin_turn`",
     "engine/upstream/backend.py _tasks": TASKS,
     "engine/upstream/slots.py _requests": SYNC + "`SlotContent` of each request",
     "realtime/completions/token_sessions.py _tasks": TASKS,
-    "realtime/completions/token_turns.py register": "test_turns_on_raw_prompts_that_are_cancelled",
+    "realtime/completions/token_turns.py register": "test_turns_on_raw_prompts_that_fail",
     "realtime/event_log/event_log.py _bytes": SYNC + "events leave the log from its front",
     "realtime/persistence/session_writer.py _revoked_keys": SYNC + "a write takes all of them",
     "realtime/registry/open_sessions.py _tasks": TASKS,
-    "realtime/responses/continuations.py _cache": "test_creation_of_a_response_that_is_cancelled",
+    "realtime/responses/continuations.py _cache": "test_creation_of_a_response_that_fails",
     "realtime/responses/continuations.py _close_tasks": TASKS,
     "realtime/responses/continuations.py point_count": SYNC + "counts the points of `_cache`",
     "realtime/responses/conversation_memory.py count": SYNC + "a point or branch holds it",
-    "realtime/responses/conversations.py _held": "test_creation_of_a_response_that_is_cancelled",
-    "realtime/responses/event_stream.py follower_count": (
-        "test_reader_of_events_that_is_cancelled"
-    ),
-    "realtime/responses/service.py _connections": "test_creation_of_a_response_that_is_cancelled",
+    "realtime/responses/conversations.py _held": "test_creation_of_a_response_that_fails",
+    "realtime/responses/event_stream.py follower_count": ("test_reader_of_events_that_fails"),
+    "realtime/responses/service.py _connections": "test_responses_connection_that_fails",
     "realtime/responses/service.py _tasks": TASKS,
-    "realtime/responses/service.py continuations": "test_creation_of_a_response_that_is_cancelled",
-    "realtime/server/auth/open_connections.py _connections": "test_connection_that_is_cancelled",
+    "realtime/responses/service.py continuations": "test_creation_of_a_response_that_fails",
+    "realtime/server/auth/open_connections.py _connections": "test_connection_that_fails",
     "realtime/server/hardening/guarded_websocket.py _queued_bytes": (
         SYNC + "it ends with its connection"
     ),
-    "realtime/server/hardening/read_turns.py _waiting": (
-        "test_wait_for_a_read_turn_that_is_cancelled"
-    ),
+    "realtime/server/hardening/read_turns.py _waiting": ("test_wait_for_a_read_turn_that_fails"),
     "realtime/server/process/engine_discovery.py fleet": SYNC + "what is announced now, is added",
     "realtime/session/active_responses.py _tasks": TASKS,
-    "realtime/tenants/ledger.py connections": "test_connection_that_is_cancelled",
-    "realtime/tenants/turn_slots.py _running": "test_turn_of_a_token_session_that_is_cancelled",
+    "realtime/tenants/ledger.py connections": "test_connection_that_fails",
+    "realtime/tenants/turn_slots.py _running": "test_turn_of_a_token_session_that_fails",
     "realtime/transport/backlog.py size_bytes": SYNC + "it ends with its connection",
     "realtime/transport/stream_queues.py _tasks": TASKS,
 }
-"""What releases what is acquired, by file and attribute."""
+"""The release of each acquisition, by file and attribute."""
 
 
 def name_of(node: ast.expr) -> str | None:
