@@ -162,18 +162,18 @@ class _TenantTurns:
         waiting.append(turn)
         self._hand_out()
         try:
-            yield await turn
+            yield await asyncio.shield(turn)
         finally:
-            if turn.done() and not turn.cancelled():
+            if turn.done():
                 self._free.append(turn.result())
                 self._served.discard(tenant)
+            else:
+                waiting.remove(turn)
             self._hand_out()
 
     def _hand_out(self) -> None:
         for tenant in list(self._waiting):
             waiting = self._waiting[tenant]
-            while waiting and waiting[0].cancelled():
-                waiting.popleft()
             if waiting and self._free and tenant not in self._served:
                 waiting.popleft().set_result(self._free.pop())
                 self._served.add(tenant)

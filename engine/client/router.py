@@ -164,7 +164,8 @@ class Router:
         try:
             return list(await asyncio.gather(*(pending.reply for pending in requests)))
         finally:
-            del requests  # whose errors keep this frame
+            while requests:  # their errors keep this frame, which must not keep them
+                self._pending.discard(requests.pop())
 
     async def attach(
         self, command: AttachSession, preferred: str | None, *, waits: bool

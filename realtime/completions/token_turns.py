@@ -213,8 +213,10 @@ class TokenTurns:
                 self.register.remove(turn)
 
     async def close_all(self, turns: Sequence[TokenTurn]) -> None:
-        for turn in turns:
-            await self.close(turn)
+        """Close all of them, also if the caller is cancelled while it closes one."""
+        async with contextlib.AsyncExitStack() as stack:
+            for turn in reversed(turns):
+                stack.push_async_callback(self.close, turn)
 
     async def cancel_tenant(self, tenant: str) -> None:
         """Cancel the turns of a deleted tenant."""

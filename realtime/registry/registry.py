@@ -228,7 +228,11 @@ class Registry:
         self.open_sessions.add(OpenSession(session, owner, observer, close_connection))
         metrics.sessions_opened.inc()
         log.debug("session opened", extra={"fields": {"fork_of": fork and fork.session_id}})
-        await session.start(listener, self._resume_of(session, owner, token))
+        try:
+            await session.start(listener, self._resume_of(session, owner, token))
+        except BaseException:
+            await self.close(session)  # nobody knows its id
+            raise
         return session
 
     async def resume(

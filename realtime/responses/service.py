@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -244,16 +244,16 @@ class ResponseService:
             self.continuations.remove(response_id)
         return was_in_memory or was_stored
 
-    def open_connection(self) -> str:
-        """Register a connection and return its id."""
-        connection = generate_id("conn")
+    @contextlib.contextmanager
+    def connected(self, connection: str) -> Generator[None]:
+        """Context manager of the connection with this id. At the end, removes the continuation
+        points that only this connection could use."""
         self._connections.add(connection)
-        return connection
-
-    def close_connection(self, connection: str) -> None:
-        """Remove a connection, and the continuation points that only this connection could use."""
-        self._connections.discard(connection)
-        self.continuations.close_connection(connection)
+        try:
+            yield
+        finally:
+            self._connections.discard(connection)
+            self.continuations.close_connection(connection)
 
     def close_tenant(self, tenant: str) -> None:
         """Cancel the responses of a deleted tenant, none of which can be continued any more."""
@@ -401,17 +401,26 @@ class ResponseService:
     # ------------------------------------------------------------ run
 
     async def _run(self, run: ResponseRun, parent: str | None, items: tuple[Item, ...]) -> None:
+        conversation, response, can_continue = run.prompt.conversation, _as_failed(run), False
+        try:
+            conversation, response, can_continue = await self._complete(run, parent, items)
+        except Exception:
+            log.exception("response %s failed", run.id)
+        finally:
+            self._finish(run, conversation, response, can_continue=can_continue)
+
+    async def _complete(
+        self, run: ResponseRun, parent: str | None, items: tuple[Item, ...]
+    ) -> tuple[Conversation, Response, bool]:
+        """Generate a response, commit it to its conversation, and store it. Returns both, and
+        whether the response may be continued."""
         try:
             response, sampled = await run.run()
             conversation = await self._commit_response(run, response, sampled)
             response = await self._add_to_conversation(run, response, sampled)
         except Exception:
             log.exception("response %s failed", run.id)
-            failure = ResponseError("server_error", "The server had a fault.")
-            response = msgspec.structs.replace(
-                run.event_stream.response, status="failed", error=failure
-            )
-            conversation, sampled = run.prompt.conversation, []
+            response, conversation, sampled = _as_failed(run), run.prompt.conversation, []
         can_continue = True
         if run.command.store:
             own = [Span((item,)) for item in items]
@@ -430,7 +439,7 @@ class ResponseService:
             except StoreError as error:
                 log.warning("response %s is not stored: %s", response.id, error)
                 response, can_continue = _as_not_stored(response), False
-        self._finish(run, conversation, response, can_continue=can_continue)
+        return conversation, response, can_continue
 
     async def _store_response(
         self, run: ResponseRun, parent: str | None, spans: Sequence[Span], response: Response
@@ -561,6 +570,12 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation, param: 
             param=param,
         )
     return found
+
+
+def _as_failed(run: ResponseRun) -> Response:
+    """Return the response of a run that ends by a fault of the server."""
+    error = ResponseError("server_error", "The server had a fault.")
+    return msgspec.structs.replace(run.event_stream.response, status="failed", error=error)
 
 
 def _as_not_stored(response: Response) -> Response:

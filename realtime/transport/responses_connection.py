@@ -74,7 +74,7 @@ class ResponsesConnection:
         self._socket = socket
         self._responses = responses
         self._limits = responses.limits
-        self._id = responses.open_connection()
+        self._id = generate_id("conn")
         self._requester = Requester(tenant, self._id)
         self._ledger = responses.ledger_of(tenant)
         self._resolve_model = resolve_model
@@ -88,13 +88,16 @@ class ResponsesConnection:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal and close a connection that is not served."""
-        self._responses.close_connection(self._id)
         with contextlib.suppress(SocketClosed, ConnectionCloseError):
             await self._send(encode_error(refusal))
         await self._socket.close(CloseCode.TRY_AGAIN_LATER, refusal.message[:120])
 
     async def run(self) -> None:
         """Serve the connection until it is closed."""
+        with self._responses.connected(self._id):
+            await self._serve()
+
+    async def _serve(self) -> None:
         reading = asyncio.create_task(
             self._socket.account.timed(self._read), name=f"read {self._id}"
         )
@@ -105,7 +108,6 @@ class ResponsesConnection:
         finally:
             reading.cancel()
             await self._queues.close()
-            self._responses.close_connection(self._id)
             await asyncio.gather(reading, return_exceptions=True)
             await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 

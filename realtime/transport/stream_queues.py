@@ -63,8 +63,10 @@ class StreamQueues:
         """Cancel the running jobs and discard the queued ones."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._charge(-self._queued_chars)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            self._charge(-self._queued_chars)
 
     def _charge(self, chars: int) -> None:
         self._queued_chars += chars

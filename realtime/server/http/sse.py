@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -53,26 +53,38 @@ class SSEResponse(Response):
         credentials: Credentials = scope["state"]["credentials"]
         ended = asyncio.Event()
         try:
-            async with open_connections.track(credentials, lambda _code, _reason: ended.set()):
-                await self._send_until(ended, receive, send)
+            async with (
+                self._start_chunks() as first,
+                open_connections.track(credentials, lambda _code, _reason: ended.set()),
+            ):
+                await self._send_until(ended, first, receive, send)
         except Refusal as refusal:
-            await self._discard_chunks()
             await self._refuse(refusal)(scope, receive, send)
 
-    async def _discard_chunks(self) -> None:
-        """Start the generator and close it: closing one that has not started runs none of its
-        clean-up."""
-        first = asyncio.ensure_future(anext(self._chunks, None))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await self._chunks.aclose()
+    @asynccontextmanager
+    async def _start_chunks(self) -> AsyncGenerator[asyncio.Future[bytes | None]]:
+        """Start the generator before anything can fail, and close it at the end: closing one that
+        has not started runs none of its clean-up. Yields its first chunk, None if it has none."""
+        async with aclosing(self._chunks):
+            first = asyncio.ensure_future(anext(self._chunks, None))
+            try:
+                await asyncio.sleep(0)
+                yield first
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
 
-    async def _send_until(self, ended: asyncio.Event, receive: Receive, send: Send) -> None:
+    async def _send_until(
+        self,
+        ended: asyncio.Event,
+        first: asyncio.Future[bytes | None],
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Send until the end of the chunks, a disconnect, or `ended`."""
         tasks = [
             asyncio.create_task(work)
-            for work in (self._send(send), _wait_for_disconnect(receive), ended.wait())
+            for work in (self._send(first, send), _wait_for_disconnect(receive), ended.wait())
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -81,26 +93,18 @@ class SSEResponse(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, first: asyncio.Future[bytes | None], send: Send) -> None:
         start = {
             "type": "http.response.start",
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        async with aclosing(self._chunks) as chunks:
-            # Started before anything is sent: closing a generator that has not started runs none of
-            # its clean-up, and the client may disconnect at once.
-            first = asyncio.ensure_future(anext(chunks, None))
-            try:
-                await send(start)
-                chunk = await first
-            finally:
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-            while chunk is not None:
-                async with asyncio.timeout(self._send_s_max):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                chunk = await anext(chunks, None)
+        await send(start)
+        chunk = await first
+        while chunk is not None:
+            async with asyncio.timeout(self._send_s_max):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            chunk = await anext(self._chunks, None)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
