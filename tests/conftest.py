@@ -70,9 +70,9 @@ LONGEST_FILES = (
 QUICK_PATHS = ("tests/engine/", "tests/realtime/", "tests/reference/")
 """Folders of the unit tests, which `make quick` runs but for those that it leaves out."""
 
-WHOLE_PATHS = ("tests/tools/", "tests/tree/")
-"""Folders of tests that compare files of the repository with each other: none is left out but those
-marked `slow`."""
+WHOLE_PATHS = ("tests/tools/", "tests/tree/", "tests/parity/test_gguf_keys.py")
+"""Folders of tests that compare files of the repository with each other, and a file that draws its
+own share: none is left out but those marked `slow`."""
 
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
@@ -89,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record",
         action="store_true",
-        help="rewrite the transcripts of tests/clients/golden, or the table of config-fields.md",
+        help="rewrite the transcripts of tests/clients/golden, or a table in evidence/",
     )
 
     parser.addoption(

@@ -35,6 +35,7 @@ from continuo.engine.wire.messages import (
     TurnEnded,
     TurnTokens,
 )
+from tests.support.checked_queue import CheckedQueue
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import tiny_tokenizer
 
@@ -79,6 +80,7 @@ class CoreHarness:
         self.scheduler = scheduler(
             self.cache, batched_tokens, rows, max_group_share, speculation=speculation
         )
+        self.scheduler._short, self.scheduler._long = CheckedQueue(), CheckedQueue()
         self.counters = Counters()
         self.now = 1000.0
         self.events: list[EngineEvent] = []

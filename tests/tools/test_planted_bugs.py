@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutation.__main__ import TESTS, copy_tree
+from tools.mutation.__main__ import TABLE, TESTS, copy_tree, read_table, render_table
 from tools.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +48,11 @@ def test_copy_imports_its_own_code(tmp_path: Path) -> None:
 def test_planted_bugs_are_distinct() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 24
     assert len({(mutant.path, mutant.changes) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_table_can_be_read_and_counts_the_bugs() -> None:
+    text = TABLE.read_text()
+    assert render_table(read_table(text)) == text
 
 
 def test_planted_bug_that_does_not_apply_raises() -> None:

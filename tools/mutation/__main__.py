@@ -3,7 +3,7 @@
 The unchanged copy must pass first. Each bug gets one test run, which ends at the first failure. The
 results are saved after each run, so that an interrupted check resumes where it stopped. A bug that
 was caught, and whose file has not changed since, is tried again only with --again. With --tests,
-only these tests run, and nothing is saved.
+only these tests run; with --save, the bugs that they catch are saved.
 """
 
 import argparse
@@ -71,12 +71,16 @@ TIMING_SENSITIVE = (
     "reference/test_stress_kit",
 )
 """Path prefixes of tests that run an engine in real time. A failure counts only if it repeats."""
+NOTHING = "**nothing**"
+"""Cell of the table for a bug that no test catches."""
 TEST_S_MAX = 30
 """Time limit of one test in seconds. If a test exceeds the limit, the bug counts as caught."""
 UNCHANGED_RUN_S_MAX = 3600.0
 """Time limit of the run without a bug. A run with one may take RUN_FACTOR_MAX times what that took:
 a bug that only makes it slower on a busy machine is not caught."""
 RUN_FACTOR_MAX = 3.0
+RUN_S_MIN = 10 * TEST_S_MAX
+"""Least time limit of a run with a bug: a test that hangs ends before its run does."""
 
 
 class MutantResult(TypedDict):
@@ -94,8 +98,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation",
         description=(__doc__ or "").split("\n\n")[1],
-        epilog=f"Writes {TABLE.relative_to(ROOT)} once every bug was tried. Exits with 1 if a bug "
-        "was not caught.",
+        epilog=f"Writes the bugs that were tried to {TABLE.relative_to(ROOT)}, whose other rows "
+        "stay. Exits with 1 if a bug was not caught.",
     )
     parser.add_argument(
         "names", nargs="*", help="only bugs whose name contains one of these (default: all)"
@@ -109,7 +113,12 @@ def main() -> int:
         "--list", action="store_true", help="list the bugs and exit (default: try them)"
     )
     parser.add_argument(
-        "--tests", nargs="+", metavar="PATH", help="run these tests only, and save no result"
+        "--tests", nargs="+", metavar="PATH", help="run these tests only (default: all of TESTS)"
+    )
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="with --tests: save the bugs that are caught (default: save nothing)",
     )
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if not options.names or any(x in m.name for x in options.names)]
@@ -117,33 +126,38 @@ def main() -> int:
         print("\n".join(f"{m.path:34} {m.name}" for m in chosen))
         return 0
     if options.tests:
-        return try_with(options.tests, chosen)
-    results: dict[str, MutantResult] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        return try_with(options.tests, chosen, is_saving=options.save)
+    results = read_results()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         tree = copy_tree(Path(folder))
         todo = [m for m in chosen if options.again or not is_up_to_date(tree, m, results)]
-        run_s_max = RUN_FACTOR_MAX * check_baseline(tree, TESTS) if todo else 0.0
+        run_s_max = check_baseline(tree, TESTS) if todo else 0.0
         for number, mutant in enumerate(todo, 1):
             results[mutant.name] = result = run_mutant(tree, mutant, run_s_max, TESTS)
             save_results(results)
-            print(f"{number:3}/{len(todo)} {describe(mutant, result)}")
+            print(f"{number:3}/{len(todo)} {describe(mutant, result)}", flush=True)
     missed = [m.name for m in MUTANTS if m.name in results and not results[m.name]["caught_by"]]
     untried = sum(m.name not in results for m in MUTANTS)
-    if not untried:
-        TABLE.write_text(render_table(results))
     print(f"{len(MUTANTS)} bugs, {len(missed)} not caught, {untried} not tried")
     return 1 if missed else 0
 
 
-def try_with(tests: Sequence[str], mutants: Sequence[Mutant]) -> int:
-    """Run some tests against bugs, without saving the results. Returns the exit status."""
+def try_with(tests: Sequence[str], mutants: Sequence[Mutant], *, is_saving: bool) -> int:
+    """Run some tests against bugs. If `is_saving`, save the bugs that are caught: other tests may
+    catch the others. Returns the exit status."""
+    results = read_results()
+    are_all_caught = True
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         tree = copy_tree(Path(folder))
-        run_s_max = RUN_FACTOR_MAX * check_baseline(tree, tests)
-        results = [run_mutant(tree, mutant, run_s_max, tests) for mutant in mutants]
-    for mutant, result in zip(mutants, results, strict=True):
-        print(describe(mutant, result))
-    return 0 if all(result["caught_by"] for result in results) else 1
+        run_s_max = check_baseline(tree, tests)
+        for mutant in mutants:
+            result = run_mutant(tree, mutant, run_s_max, tests)
+            print(describe(mutant, result), flush=True)
+            are_all_caught &= result["caught_by"] is not None
+            if is_saving and result["caught_by"]:
+                results[mutant.name] = result
+                save_results(results)
+    return 0 if are_all_caught else 1
 
 
 def describe(mutant: Mutant, result: MutantResult) -> str:
@@ -178,7 +192,8 @@ def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) 
 
 
 def check_baseline(tree: Path, tests: Sequence[str]) -> float:
-    """Run the tests without a bug. Returns how long they took, in seconds; exits if one fails."""
+    """Run the tests without a bug. Returns the time limit of a run with one, in seconds; exits if
+    a test fails."""
     print("  the unchanged tree …", end=" ", flush=True)
     start_s = time.monotonic()
     failed = first_failure(tree, UNCHANGED_RUN_S_MAX, tests)
@@ -186,7 +201,7 @@ def check_baseline(tree: Path, tests: Sequence[str]) -> float:
         sys.exit(f"fails without any bug: {failed}")
     spent_s = time.monotonic() - start_s
     print(f"passes in {spent_s:.1f} s")
-    return spent_s
+    return max(RUN_FACTOR_MAX * spent_s, RUN_S_MIN)
 
 
 def run_mutant(tree: Path, mutant: Mutant, run_s_max: float, tests: Sequence[str]) -> MutantResult:
@@ -222,7 +237,8 @@ def run_tests(tree: Path, run_s_max: float, tests: Sequence[str]) -> str | None:
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
     command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *tests]
-    environment = {**os.environ, "EXAMPLES": str(EXAMPLES), "PYTHONPATH": str(tree)}
+    wide = {"COLUMNS": "1000"}  # pytest cuts the reason of a failure to fit
+    environment = {**os.environ, **wide, "EXAMPLES": str(EXAMPLES), "PYTHONPATH": str(tree)}
     try:
         run = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=run_s_max
@@ -231,7 +247,9 @@ def run_tests(tree: Path, run_s_max: float, tests: Sequence[str]) -> str | None:
         return f"a run of more than {run_s_max:.0f} s"
     if run.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
+    if failed and "Timeout" in (failed[2] or ""):
+        return f"{failed[1].removeprefix('tests/')}, which takes more than {TEST_S_MAX} s"
     if failed:
         return failed[1].removeprefix("tests/")
     timed_out = re.search(r"(?m)^.*(tests/\S+\.py).*Timeout", run.stdout)
@@ -240,30 +258,49 @@ def run_tests(tree: Path, run_s_max: float, tests: Sequence[str]) -> str | None:
     sys.exit(f"the tests could not be run:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
 
 
+def read_results() -> dict[str, MutantResult]:
+    """Return the results that were saved here, and those of the table for other bugs."""
+    saved: dict[str, MutantResult] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return read_table(TABLE.read_text()) | saved
+
+
 def save_results(results: dict[str, MutantResult]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    TABLE.write_text(render_table(results))
+
+
+def read_table(text: str) -> dict[str, MutantResult]:
+    """Return the results in a table. Their digests are empty: which file they are of is unknown."""
+    results: dict[str, MutantResult] = {}
+    for row in re.findall(r"(?m)^\| \S+\.py \|(.*)\|$", text):
+        name, test, seconds, on = (cell.strip() for cell in row.split(" | "))
+        caught_by = None if test == NOTHING else test.strip("`")
+        results[name] = MutantResult(digest="", caught_by=caught_by, seconds=float(seconds), on=on)
+    return results
 
 
 def render_table(results: dict[str, MutantResult]) -> str:
     tried = [(m, results[m.name]) for m in MUTANTS if m.name in results]
     caught = sum(result["caught_by"] is not None for _, result in tried)
-    days = sorted({result["on"] for _, result in tried})
     lines = [
         "# Planted bugs",
         "",
         "`python -m tools.mutation` plants each of these bugs alone in a copy of the tree and runs",
-        "the tests of cache, scheduler, sessions and engine client until the first failure. Times",
-        "are those of the whole run, the start of pytest included. This page is its last result:",
-        f"{len(tried)} bugs planted, {caught} caught, tried on {' and '.join(days)}.",
+        "the tests of cache, scheduler, sessions and engine client, or those that `--tests` names,",
+        "until the first failure. Times are those of the whole run, the start of pytest included.",
+        "Each row is the last run of its bug: `on` is the day of the run, whose code it tests.",
         "",
-        "| in | bug | caught by | seconds |",
-        "|---|---|---|---:|",
+        f"Of {len(MUTANTS)} bugs, {len(tried)} were planted, {caught} of them caught.",
+        "",
+        "| in | bug | caught by | seconds | on |",
+        "|---|---|---|---:|---|",
     ]
     for mutant, result in tried:
-        test = f"`{result['caught_by']}`" if result["caught_by"] else "**nothing**"
+        test = f"`{result['caught_by']}`" if result["caught_by"] else NOTHING
         path = mutant.path.removeprefix("engine/")
-        lines.append(f"| {path} | {mutant.name} | {test} | {result['seconds']:.1f} |")
+        cells = [path, mutant.name, test, f"{result['seconds']:.1f}", result["on"]]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
