@@ -60,8 +60,9 @@ class OutputSoFar(msgspec.Struct, kw_only=True):
     elapsed_s: float | None = None
 
 
-def encode_reply(output: OutputSoFar) -> GenerateReply:
-    scores = output.scores
+def encode_reply(output: OutputSoFar, first_score: int = 0) -> GenerateReply:
+    """Encode the output so far, with the log-probabilities of its ids from `first_score` on."""
+    scores = None if output.scores is None else output.scores[first_score:]
     return GenerateReply(
         text=output.text,
         output_ids=list(output.ids),
