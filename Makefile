@@ -56,7 +56,7 @@ test: environments
 		--no-loadscope-reorder --max-worker-restart 0 --share $(SHARE) --share-seed $(SEED) $(ARGS)
 
 # What the tests need. `make --jobs environments` sets it up side by side.
-environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready $(NODE_CLIENTS)/ready system
+environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready .venv-llama/ready $(NODE_CLIENTS)/ready system
 
 system:
 	@sh tools/setup_system.sh
@@ -125,7 +125,7 @@ release: check
 
 clean:
 	rm -rf build/docs build/upstream dist realtime/server/assets web/node_modules web/src/client/dist $(NODE_CLIENTS)
-	rm -rf .venv .venv-openai .venv-middleware .venv-vllm-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .venv-openai .venv-middleware .venv-llama .venv-vllm-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
 	@echo "Setting up, which is needed once. Packages in pip's cache are not downloaded again."
@@ -149,6 +149,11 @@ $(VENV)/ready-dev: pyproject.toml $(VENV)/ready
 # lacks one of their many packages, the tests of them are skipped.
 .venv-middleware/ready: tests/clients/middleware-requirements.txt
 	@{ sh tools/make_venv.sh .venv-middleware && .venv-middleware/bin/python tools/set_up.py $< && touch $@; } \
+		|| echo "Not installed: $<. The tests that need it are skipped." >&2
+
+# llama.cpp, the reference for GGUF files. Its library has no business in the process of torch.
+.venv-llama/ready: tests/parity/requirements.txt
+	@{ sh tools/make_venv.sh .venv-llama && .venv-llama/bin/python tools/set_up.py $< && touch $@; } \
 		|| echo "Not installed: $<. The tests that need it are skipped." >&2
 
 # The clients for Node.js: OpenAI's SDK, and the voice clients of other makers.

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.event_loop import run_in_thread
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
@@ -53,7 +54,9 @@ async def main(
     engine = EngineClient(launch)
     await engine.connect()
     if engine.text.template is not None:
-        await asyncio.to_thread(engine.text.template.prepare)  # as `continuo serve` does
+        await run_in_thread(
+            "chat template", engine.text.template.prepare
+        )  # as `continuo serve` does
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     opened = await open_store(store, durability)

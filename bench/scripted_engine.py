@@ -41,7 +41,7 @@ from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.clients import Clients
-from continuo.engine.server.listener import listen
+from continuo.engine.server.listener import Listener
 from continuo.engine.text import ModelText
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
@@ -142,7 +142,7 @@ async def serve(id_scheme: str, fd: int, folder: str, rate: float, trace: TextIO
     runner = TimedDigestRunner(rate) if id_scheme == "context" else TimedRunner(rate)
     parts, ready = assemble_engine(runner, folder)
     if id_scheme == "context":
-        await listen(ListenerConfig(fd=fd), parts.clients, ready)
+        Listener(ListenerConfig(fd=fd), parts.clients, ready)
     else:
         await serve_client(parts.clients, ready, fd, trace, parts.loop.stop)
     collecting = asyncio.create_task(collect_garbage())  # as an engine process does

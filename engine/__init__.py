@@ -14,6 +14,7 @@ from continuo.engine.client.engine_client import (
     SessionGroup,
     UnfinishedTurn,
 )
+from continuo.engine.client.grammar_trials import GrammarTrials
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
 from continuo.engine.config import (
     BUNDLED_MODEL,
@@ -37,11 +38,13 @@ from continuo.engine.errors import (
     TurnFailed,
     UnknownEngineSession,
 )
-from continuo.engine.event_loop import run_event_loop
+from continuo.engine.event_loop import run_event_loop, run_in_thread
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.garbage_collection import collect_garbage
+from continuo.engine.line_limit import LineLimit
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
 from continuo.engine.log_format import ConsoleFormatter, JsonFormatter
+from continuo.engine.peer_address import address_of
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.terminal_text import escape_commands, print_line
@@ -59,12 +62,12 @@ from continuo.engine.text import (
     ParsedCallEnded,
     ParsedCallStarted,
     ParsedText,
+    SchemaError,
     ToolCall,
     ToolCallRules,
     ToolParser,
+    build_joint_grammar,
     build_regex_grammar,
-    find_grammar_problem,
-    find_schema_problem,
     find_types,
 )
 from continuo.engine.trace_export import create_trace_provider, flush_traces
@@ -103,8 +106,10 @@ __all__ = [
     "EngineReady",
     "EngineStats",
     "Grammar",
+    "GrammarTrials",
     "JsonFormatter",
     "KnownArchitecture",
+    "LineLimit",
     "LinkRefused",
     "LinkSecurity",
     "ListenerConfig",
@@ -122,6 +127,7 @@ __all__ = [
     "ResidentCache",
     "Sampling",
     "SamplingSettings",
+    "SchemaError",
     "SessionDetached",
     "SessionGroup",
     "SessionInfo",
@@ -138,7 +144,9 @@ __all__ = [
     "TurnStream",
     "UnfinishedTurn",
     "UnknownEngineSession",
+    "address_of",
     "available_memory_bytes",
+    "build_joint_grammar",
     "build_regex_grammar",
     "cache_group",
     "collect_garbage",
@@ -146,10 +154,8 @@ __all__ = [
     "cpu_pool_bytes",
     "create_trace_provider",
     "escape_commands",
-    "find_grammar_problem",
     "find_local_checkpoint",
     "find_local_text",
-    "find_schema_problem",
     "find_types",
     "flush_traces",
     "format_bytes",
@@ -159,5 +165,6 @@ __all__ = [
     "read_model_size",
     "read_secret",
     "run_event_loop",
+    "run_in_thread",
     "suggest_models",
 ]

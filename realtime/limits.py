@@ -13,6 +13,8 @@ TEXT_CHARS_MAX = 512 * 1024
 a longer text would exceed the frame limit of some clients."""
 PARTS_MAX = 64
 TOOLS_MAX = 128
+TOOL_DEPTH_MAX = 100
+"""Maximum depth of objects and arrays within each other in the parameters of a tool."""
 NAME_CHARS_MAX = 64
 LOGIT_BIAS_KEYS_MAX = 1024
 PROMPTS_MAX = 64

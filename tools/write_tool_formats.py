@@ -7,17 +7,27 @@ and one column for each sample: the tests read the calls again, and compare.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from tests.support.tool_round_trips import AMBIGUOUS, FORMATS, NAMES, comes_back
+from tests.support.tool_round_trips import (
+    AMBIGUOUS,
+    FORMATS,
+    FORMS,
+    NAMES,
+    REWRITTEN,
+    comes_back,
+    form_comes_back,
+)
 
 PAGE = Path(__file__).parent.parent / "evidence/tool-formats.md"
 CUTS = 20
 """Number of times that each output is cut at random places."""
 SIGNS = {True: "yes", False: "no", None: "refused"}
+FORM_SIGNS = {**SIGNS, None: "other"}
 Results = dict[tuple[str, str], str]
-"""Signs by template and sample."""
+"""Signs by template and sample, or form."""
 _INTRODUCTION = """\
 # Tool formats
 
@@ -27,22 +37,42 @@ Each chat template of the tests writes the same calls, as if its model had writt
 The server reads their ids as the output of a model: whole, token by token, and {cuts} times cut at
 random places.
 
-- *yes*: the calls come back with the same arguments.
+- *yes*: the calls come back with the same arguments. If you send them back in the next request,
+  they have the same ids as the output, so that its KV is reused.
 - *no*: they do not, for a reason below the table.
 - *refused*: the template refuses the conversation.
 
 The last column has an argument with all control tokens of the template.
 
 """
+_FORMS = """\
+## Forms of JSON
+
+A model may write the same arguments in several forms of JSON. The server hands them to you as they
+are, and renders them as you send them back.
+
+- *yes*: rendered again, they have the ids of the output.
+- *no*: they do not, for the reason below the table.
+- *other*: the template does not write such a value as JSON.
+
+The forms, as arguments or, where a template writes them one by one, as the value of one:
+
+"""
 
 
 def write_page(results: Results) -> str:
     """Write the page. Raises KeyError if a result is missing."""
-    rows = [[f"`{name}`", *(results[name, sample] for sample in NAMES)] for name in FORMATS]
-    lines = [["template", *NAMES], ["---"] * (len(NAMES) + 1), *rows]
-    table = [f"| {' | '.join(cells)} |" for cells in lines]
     reasons = [f"- `{name}`, {sample}: {why}." for (name, sample), why in AMBIGUOUS.items()]
-    return "\n".join([_INTRODUCTION.format(cuts=CUTS), *table, "", *reasons, ""])
+    forms = [f"- {name}: `{''.join(form)}`".replace("\n", "⏎") for name, form in FORMS.items()]
+    lines = [_INTRODUCTION.format(cuts=CUTS), *_write_table(results, NAMES), "", *reasons, ""]
+    lines += [_FORMS + "\n".join(forms), "", *_write_table(results, tuple(FORMS)), ""]
+    return "\n".join([*lines, f"- {REWRITTEN[0]}: {REWRITTEN[1]}.", ""])
+
+
+def _write_table(results: Results, columns: Sequence[str]) -> list[str]:
+    rows = [[f"`{name}`", *(results[name, column] for column in columns)] for name in FORMATS]
+    lines = [["template", *columns], ["---"] * (len(columns) + 1), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def read_page() -> Results:
@@ -51,21 +81,29 @@ def read_page() -> Results:
         for line in PAGE.read_text("utf-8").splitlines()
         if line.startswith("|")
     ]
-    names = rows[0][1:]
-    return {
-        (row[0].strip("`"), name): cell
-        for row in rows[2:]
-        for name, cell in zip(names, row[1:], strict=True)
-    }
+    results: Results = {}
+    names: list[str] = []
+    for row in rows:
+        if row[0] == "template":
+            names = row[1:]
+        for name, cell in zip(names, row[1:], strict=True):
+            results[row[0].strip("`"), name] = cell
+    return results
 
 
 def measure() -> Results:
     random = Random(1)
-    return {
+    samples = {
         (family, name): SIGNS[comes_back(family, name, random, CUTS)]
         for family in FORMATS
         for name in NAMES
     }
+    forms = {
+        (family, name): FORM_SIGNS[form_comes_back(family, name)]
+        for family in FORMATS
+        for name in FORMS
+    }
+    return samples | forms
 
 
 def is_complete() -> bool:

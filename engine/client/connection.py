@@ -48,7 +48,8 @@ RESTART_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 are made."""
 RECONNECT_BACKOFF_S_MAX = 2.0
 READY_TIMEOUT_S = 10.0
-"""Limit for a remote engine, whose model is already loaded, to send EngineReady on a new link."""
+"""Limit for a remote engine, whose model is already loaded, to send EngineReady on a new link, and
+for the TLS handshake before."""
 EVENTS_PER_SLICE = 16
 """Maximum number of events delivered to the observer in one round of the event loop. Between rounds
 the event loop sends the resulting output and serves other tasks."""
@@ -218,9 +219,10 @@ class EngineConnection:
         hostname = security.hostname if security and tls else None
         try:
             sock = await self._launch()
-            await event_loop.create_connection(
-                lambda: link, sock=sock, ssl=tls, server_hostname=hostname
-            )
+            async with asyncio.timeout(READY_TIMEOUT_S if security else None):
+                await event_loop.create_connection(
+                    lambda: link, sock=sock, ssl=tls, server_hostname=hostname
+                )
         except BaseException:
             link.release()
             raise

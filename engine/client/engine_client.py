@@ -18,6 +18,7 @@ from continuo.engine.client.connection import (
 )
 from continuo.engine.client.engine_process import EngineProcess
 from continuo.engine.client.fleet import EngineFleet
+from continuo.engine.client.grammar_trials import GrammarTrials, TrialProcesses
 from continuo.engine.client.router import Router, SessionSubscriber
 from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig, ListenerConfig
@@ -28,6 +29,7 @@ from continuo.engine.errors import (
     SessionDetached,
     StaleEngineFence,
 )
+from continuo.engine.event_loop import run_in_thread
 from continuo.engine.local_checkpoint import find_local_text
 from continuo.engine.sampling import Sampling
 from continuo.engine.text import ModelText, OutputDecoder
@@ -104,14 +106,21 @@ class EngineClient:
         launch: EngineLauncher | None = None,
         on_loading: OnLoading = lambda _what, _fraction: None,
         model: str | None = None,
+        grammar_trials: GrammarTrials | None = None,
     ) -> None:
-        """`launch` starts this client's own engine process and returns a socket to it; `connect`
-        calls it. None if all engines are remote. `model`: the model that the process will load, if
-        it is known before."""
+        """Args:
+        launch: starts this client's own engine process and returns a socket to it; `connect` calls
+            it. None if all engines are remote.
+        on_loading: called with the progress of the engine process.
+        model: the model that the process will load, if it is known before.
+        grammar_trials: where the grammars of turns are tried. None: in processes of their own.
+        """
         self._router = Router()
         self._on_loading = on_loading
         self._model = model
         self.fleet = EngineFleet(self._router)
+        self.grammar_trials = grammar_trials or TrialProcesses()
+        """Tries the grammar of a turn, which the caller does before `generate`."""
         self._process: EngineProcess | None = None
         self.has_own_engine = launch is not None
         """Whether the engine belongs to this process, and serves no other client by default."""
@@ -161,22 +170,26 @@ class EngineClient:
     def subscribe(
         self,
         on_superseded: Callable[[str], None],
-        on_expired: Callable[[str], None] = lambda _session: None,
+        on_lost: Callable[[str], None] = lambda _session: None,
     ) -> None:
         """Call `on_superseded` with the id of each session that another gateway takes over, and
-        `on_expired` with that of each idle session that expires."""
-        self._router.subscribers.append(SessionSubscriber(on_superseded, on_expired))
+        `on_lost` with the id of each session that expires, is quarantined, or whose engine is
+        lost. A streaming session whose engine is lost can be attached again, and must be closed
+        otherwise."""
+        self._router.subscribers.append(SessionSubscriber(on_superseded, on_lost))
 
     async def connect(self) -> None:
         """Launch this client's own engine and wait until it is ready. Raises ModelError."""
         (connection,) = self._router.connections
-        early_text = asyncio.create_task(asyncio.to_thread(_try_load_text, self._model))
+        early_text = asyncio.create_task(run_in_thread("model text", _try_load_text, self._model))
         try:
             await connection.connect()
             self.fleet.supervise(connection)
             await self._router.first_ready
-            self.text = await early_text or await asyncio.to_thread(ModelText, self.ready.folder)
-            await asyncio.to_thread(self.text.limit_tokens, _text_tokens_max(self.ready))
+            self.text = await early_text or await run_in_thread(
+                "model text", ModelText, self.ready.folder
+            )
+            await run_in_thread("model text", self.text.limit_tokens, _text_tokens_max(self.ready))
         except BaseException:
             await self.stop()
             raise
@@ -186,8 +199,8 @@ class EngineClient:
         it. Raises ModelError, EngineLost."""
         await asyncio.shield(self._router.first_ready)
         done = await self._router.request(GetModelFiles(self._router.next_number()))
-        self.text = await asyncio.to_thread(
-            _load_text, done.files or {}, _text_tokens_max(self.ready)
+        self.text = await run_in_thread(
+            "model text", _load_text, done.files or {}, _text_tokens_max(self.ready)
         )
 
     async def stop(self) -> None:
@@ -195,6 +208,7 @@ class EngineClient:
         STOP_GRACE_S."""
         self._router.fail(EngineLost("the engine was stopped"))
         self.fleet.stop()
+        await self.grammar_trials.stop()
         if self._process is not None:
             await self._process.stop()
 

@@ -85,9 +85,13 @@ class EngineFleet:
 
     @property
     def is_available_soon(self) -> bool:
-        """Whether a command sent now will be executed soon: an engine responds, or may be
-        restarting."""
-        return any(connection.is_available_soon for connection in self._router.connections)
+        """Whether a command sent now will be executed soon: an engine responds and is not draining,
+        or may be restarting."""
+        return any(
+            connection.is_available_soon
+            and not (connection.is_connected and connection.load.draining)
+            for connection in self._router.connections
+        )
 
     @property
     def is_accepting_sessions(self) -> bool:
@@ -139,18 +143,17 @@ class EngineFleet:
         if no engine reports it within `within_s`."""
         return await self._router.inspect(session, within_s)
 
-    async def list_sessions(self) -> list[SessionInfo]:
+    async def list_sessions(self, sessions: list[str] | None = None) -> list[SessionInfo]:
         """List the sessions of all engines, and the sessions whose engine was lost and that are not
-        attached to another one yet."""
-        replies = await self._router.request_all(ListSessions)
+        attached to another one yet. `sessions`: only these, as far as they exist; the list then
+        costs what they are, not what all are."""
+        replies = await self._router.request_all(lambda n: ListSessions(n, sessions))
         infos = [info for done in replies for info in done.sessions or []]
-        known = {info.session for info in infos}
-        turns = {turn.session: turn for turn in self._router.turns}
-        return infos + [
-            placement.build_info(turns.get(session))
-            for session, placement in self._router.placements.items()
-            if placement.is_open and session not in known
-        ]
+        known, placements = {info.session for info in infos}, self._router.placements
+        asked = placements if sessions is None else (id for id in sessions if id in placements)
+        lost = [id for id in asked if placements[id].is_open and id not in known]
+        turns = {turn.session: turn for turn in self._router.turns} if lost else {}
+        return infos + [placements[id].build_info(turns.get(id)) for id in lost]
 
     async def stats(self) -> EngineStats:
         """Return the sums of the statistics of all engines. `sessions` also counts those whose

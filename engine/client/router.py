@@ -84,7 +84,7 @@ class SessionSubscriber(NamedTuple):
     """Callbacks, each called with the id of a session."""
 
     on_superseded: Callable[[str], None]
-    on_expired: Callable[[str], None]
+    on_lost: Callable[[str], None]
 
 
 class Router:
@@ -512,6 +512,8 @@ class Router:
             if (placement := placements.get(turn.session)) is not None:
                 turn.detach()
                 placement.last_used_s = time.monotonic()
+        for session in placements:
+            self._report_lost(session)
         event_loop = asyncio.get_running_loop()
         event_loop.call_later(RECONNECT_GRACE_S + 0.01, self._redispatch)
         event_loop.call_later(RECORD_WAIT_S + 0.01, self._redispatch)
@@ -584,8 +586,11 @@ class Router:
     def _expire(self, session: str) -> None:
         self.turns.end_session(session, lambda turn: turn.end("cancelled"))
         self._remove_session(session)
+        self._report_lost(session)
+
+    def _report_lost(self, session: str) -> None:
         for subscriber in self.subscribers:
-            subscriber.on_expired(session)
+            subscriber.on_lost(session)
 
     # ---- quarantine -----------------------------------------------------------------------
 
@@ -601,6 +606,7 @@ class Router:
         for pending in self._pending:
             if self._is_quarantined(pending.command):
                 self._resolve_quarantined(pending.command)
+        self._report_lost(session)
 
     def _is_quarantined(self, command: EngineCommand) -> bool:
         return isinstance(command, SessionCommand) and command.session in self.quarantine

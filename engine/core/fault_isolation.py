@@ -52,14 +52,10 @@ class Suspicion(NamedTuple):
 
 class FaultIsolation:
     def __init__(self) -> None:
-        self._groups: list[dict[Sequence, Suspicion]] = []
+        self.groups: list[dict[Sequence, Suspicion]] = []
         """Disjoint groups of suspects."""
         self._was_suspects_only = False
         """Whether the last planned step took its rows from a group of suspects."""
-
-    def __bool__(self) -> bool:
-        """Return whether there are suspects."""
-        return bool(self._groups)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
         """Record that a step has raised an exception. `kv_ends` maps each sequence in the step to
@@ -69,7 +65,7 @@ class FaultIsolation:
         only = next(iter(kv_ends))
         if len(kv_ends) == 1 and only in suspects:
             return only
-        for group in self._groups:
+        for group in self.groups:
             for sequence in kv_ends:
                 group.pop(sequence, None)
         suspicions = [
@@ -79,16 +75,16 @@ class FaultIsolation:
             for sequence, reach in kv_ends.items()
         ]
         half = (len(suspicions) + 1) // 2
-        self._groups = [dict(suspicions[:half]), dict(suspicions[half:]), *self._groups]
+        self.groups = [dict(suspicions[:half]), dict(suspicions[half:]), *self.groups]
         return None
 
     def add_suspect(self, sequence: Sequence, extra_tokens: int) -> None:
         """Run a sequence in steps without other rows until its current ids and `extra_tokens` more
         have KV."""
-        for group in self._groups:
+        for group in self.groups:
             group.pop(sequence, None)
         length = len(sequence.ids)
-        self._groups.append({sequence: Suspicion(length, length + extra_tokens)})
+        self.groups.append({sequence: Suspicion(length, length + extra_tokens)})
 
     def is_searching(self, has_work: SequenceFilter) -> bool:
         """Return whether any suspect has work, so that the search continues."""
@@ -118,14 +114,14 @@ class FaultIsolation:
 
     def _groups_with_work(self, has_work: SequenceFilter) -> list[dict[Sequence, Suspicion]]:
         """Remove cleared suspects and return the groups in which any suspect has work."""
-        for group in self._groups:
+        for group in self.groups:
             for sequence in [s for s, suspicion in group.items() if suspicion.is_cleared(s)]:
                 del group[sequence]
-        self._groups = [group for group in self._groups if group]
-        return [group for group in self._groups if any(map(has_work, group))]
+        self.groups = [group for group in self.groups if group]
+        return [group for group in self.groups if any(map(has_work, group))]
 
     def _suspects(self) -> dict[Sequence, Suspicion]:
-        return {s: suspicion for group in self._groups for s, suspicion in group.items()}
+        return {s: suspicion for group in self.groups for s, suspicion in group.items()}
 
 
 def _not_in(suspects: dict[Sequence, Suspicion], sequence: Sequence) -> bool:

@@ -152,8 +152,10 @@ class Sessions(Generic[SequenceT]):
                 self._emit(CommandDone(command.n, info.length, info))
             case ListSessions():
                 now = self._clock()
-                sessions = [self._backend.info(s, now) for s in self._sequences.values()]
-                self._emit(CommandDone(command.n, sessions=sessions))
+                ids = self._sequences if command.sessions is None else command.sessions
+                found = [self._sequences[id] for id in ids if id in self._sequences]
+                infos = [self._backend.info(sequence, now) for sequence in found]
+                self._emit(CommandDone(command.n, sessions=infos))
             case GetStats():
                 grammars = self._grammars.size
                 stats = msgspec.structs.replace(
@@ -267,7 +269,7 @@ class Sessions(Generic[SequenceT]):
         match command:
             case AppendIds():
                 self.transitions.append(sequence, command)
-                if regular_only_option(command):
+                if sequence.log.turn_tree is not None and regular_only_option(command):
                     self._backend.find_cached(sequence)
                 self._emit(CommandDone(command.n, sequence.log.length))
             case Generate():

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from continuo.engine.errors import ModelError
 from continuo.engine.gguf.container import GgufFile, GgufMetadata
+from continuo.engine.gguf.metadata_keys import REFUSED_SIZES, check_keys
 from continuo.engine.number_ranges import find_number_problem
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
@@ -41,23 +42,10 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 CONTEXT_TOKENS_MAX = 1 << 24
 """Longest context of a file that is served."""
+DEFAULT_THETA = 10_000.0
+"""Base of the rotary frequencies, where a file does not state it."""
 SLIDING_PERIOD = 6
 """Number of layers of a Gemma 3 of which all but the last have a window, again and again."""
-GEMMA_LOCAL_THETA = 10_000.0
-"""Base of the rotary frequencies of Gemma 3's layers with a window, which files do not state."""
-UNAPPLIED: dict[str, tuple[object, ...]] = {
-    "attention.causal": (True,),
-    "attention.scale": (),
-    "attention.sliding_window_pattern": (SLIDING_PERIOD,),
-    "rope.scaling.attn_factor": (1.0,),
-    "rope.scaling.yarn_attn_factor": (1.0,),
-    "rope.scaling.yarn_beta_fast": (32.0,),
-    "rope.scaling.yarn_beta_slow": (1.0,),
-    "rope.scaling.yarn_ext_factor": (1.0,),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
-}
-"""Keys that llama.cpp applies in some architectures and we do not, with the values that change
-nothing."""
 GEMMA_27B_LAYERS = 62
 """Number of layers of the only Gemma 3 whose queries are scaled by the hidden size; llama.cpp, too,
 recognizes it by this number."""
@@ -73,13 +61,15 @@ class Architecture:
     layer_names: dict[str, str]
     has_permuted_heads: bool = False
     """Whether the rows of queries and keys have been reordered for another form of rotation."""
+    has_rope_factors: bool = False
+    """Whether a tensor may have factors of the rotary frequencies."""
     has_centered_norms: bool = False
     """Whether 1 has been added to the weights of norms."""
 
     def translate(self, name: str) -> str | None:
         """Return the name of a tensor in transformers. Returns None for one that the config
         replaces. Raises KeyError for one that is unknown."""
-        if name == ROPE_FACTORS:
+        if name == ROPE_FACTORS and self.has_rope_factors:
             return None
         found = _LAYER_TENSOR.fullmatch(name)
         if found is None:
@@ -95,7 +85,14 @@ class Architecture:
 ARCHITECTURES = {
     each.name: each
     for each in (
-        Architecture("llama", "llama", "LlamaForCausalLM", LAYER_NAMES, has_permuted_heads=True),
+        Architecture(
+            "llama",
+            "llama",
+            "LlamaForCausalLM",
+            LAYER_NAMES,
+            has_permuted_heads=True,
+            has_rope_factors=True,
+        ),
         Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", LAYER_NAMES),
         Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", LAYER_NAMES),
         Architecture(
@@ -137,12 +134,8 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self._prefix + key in self._file.metadata
 
-    def check_unapplied(self) -> None:
-        """Raise ModelError for a key that would have to be applied and is not."""
-        for key, accepted in UNAPPLIED.items():
-            name = self._prefix + key
-            if name in self._file.metadata and (value := self._file.metadata[name]) not in accepted:
-                raise self.defect(f"metadata {name} is {_shorten(value)}, which is not supported")
+    def value(self, key: str, default: object) -> object:
+        return self._file.metadata.get(self._prefix + key, default)
 
     def defect(self, reason: str) -> ModelError:
         return ModelError(f"{self._file.path}: {reason}")
@@ -196,8 +189,11 @@ def build_config(file: GgufFile) -> dict[str, Any]:
         raise metadata.defect(f"tensor {EMBEDDING} is missing")
     heads = metadata.count("attention.head_count")
     hidden = metadata.count("embedding_length")
-    if metadata.count("block_count") > len(file.tensors):
-        raise metadata.defect(f"{metadata.count('block_count'):,} layers, but fewer tensors")
+    numbers = {found[1] for name in file.tensors if (found := _LAYER_TENSOR.fullmatch(name))}
+    if (layers := metadata.count("block_count")) != len(numbers):
+        raise metadata.defect(
+            f"block_count is {layers:,}, but {len(numbers):,} layers have tensors"
+        )
     if metadata.count("context_length") > CONTEXT_TOKENS_MAX:
         raise metadata.defect(
             f"a context of {metadata.count('context_length'):,} tokens; the limit is "
@@ -209,7 +205,7 @@ def build_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": file.tensors[EMBEDDING].shape[0],
         "hidden_size": hidden,
         "intermediate_size": metadata.count("feed_forward_length"),
-        "num_hidden_layers": metadata.count("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
         "head_dim": metadata.count("attention.key_length", hidden // heads),
@@ -220,92 +216,102 @@ def build_config(file: GgufFile) -> dict[str, Any]:
         "use_sliding_window": False,
     }
     _check_sizes(file, metadata, config)
-    _check_rotation(metadata, config["head_dim"])
-    metadata.check_unapplied()
+    _check_lengths(metadata, config["head_dim"])
+    check_keys(file.path, architecture.name, file.metadata)
+    rope = _rope_parameters(file, metadata)
     if architecture.name == "gemma3":
-        config |= _gemma_config(metadata, config)
-    else:
-        config["rope_parameters"] = _rope_parameters(file, metadata)
-    return config
+        return config | _gemma_config(metadata, config, rope)
+    return config | {"rope_parameters": rope}
 
 
 def _check_sizes(file: GgufFile, metadata: Metadata, config: dict[str, Any]) -> None:
     """Check the sizes of metadata against the tensors, before memory is taken for them."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
     sizes = {
-        EMBEDDING: (config["vocab_size"], config["hidden_size"]),
-        "blk.0.ffn_up.weight": (config["intermediate_size"], config["hidden_size"]),
+        EMBEDDING: ("embedding_length", config["vocab_size"]),
+        "blk.0.ffn_up.weight": ("feed_forward_length", config["intermediate_size"]),
         "blk.0.attn_q.weight": (
-            config["num_attention_heads"] * config["head_dim"],
-            config["hidden_size"],
+            "attention.head_count, attention.key_length",
+            config["num_attention_heads"] * head_dim,
         ),
         "blk.0.attn_k.weight": (
-            config["num_key_value_heads"] * config["head_dim"],
-            config["hidden_size"],
+            "attention.head_count_kv, attention.key_length",
+            config["num_key_value_heads"] * head_dim,
         ),
     }
-    for name, expected in sizes.items():
+    for name, (keys, rows) in sizes.items():
         if name not in file.tensors:
             raise metadata.defect(f"tensor {name} is missing")
         found = file.tensors[name].shape
-        if found != expected:
+        if found != (rows, hidden):
             raise metadata.defect(
-                f"tensor {name} has shape {list(found)}, but the metadata requires {list(expected)}"
+                f"tensor {name} has shape {list(found)}, but the metadata ({keys}) requires "
+                f"{[rows, hidden]}"
             )
 
 
-def _check_rotation(metadata: Metadata, head_dim: int) -> None:
-    rotated = metadata.count("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise metadata.defect(f"a rotary embedding of {rotated} of {head_dim} dimensions")
-    if metadata.count("attention.value_length", head_dim) != head_dim:
-        raise metadata.defect("keys and values of different lengths")
-    if metadata.has("expert_count") and metadata.number("expert_count", "num_experts"):
-        raise metadata.defect("mixtures of experts are not supported in GGUF")
+def _check_lengths(metadata: Metadata, head_dim: int) -> None:
+    for key in ("rope.dimension_count", "attention.value_length", *REFUSED_SIZES):
+        if (length := metadata.count(key, head_dim)) != head_dim:
+            raise metadata.defect(f"{key} is {length}, but the length of a key is {head_dim}")
 
 
 def _rope_parameters(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": metadata.number("rope.freq_base", "rope_theta", 10_000.0),
+    """Return the rotary embedding of the layers without a window."""
+    parameters = {
+        "rope_theta": metadata.number("rope.freq_base", "rope_theta", DEFAULT_THETA),
+        **_rope_scaling(metadata),
     }
-    kind = metadata.text("rope.scaling.type", "none")
-    if ROPE_FACTORS in file.tensors:  # of Llama 3.1: each frequency is divided by its factor
-        tensor = file.tensors[ROPE_FACTORS]
-        if tensor.type.name != "F32":
-            raise metadata.defect(f"tensor {ROPE_FACTORS} is {tensor.type.name}")
-        raw = file.read_tensor(tensor)
-        factors = list(struct.unpack(f"<{len(raw) // 4}f", raw))
-        context = metadata.count("context_length")
-        return parameters | {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "factor": 1.0,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": context,
-        }
-    if kind == "none" and not metadata.has("rope.scale_linear"):
+    if ROPE_FACTORS not in file.tensors:
         return parameters
-    if kind in ("none", "linear", "yarn"):
-        parameters["rope_type"] = "linear" if kind == "none" else kind
-        key = "rope.scale_linear" if kind == "none" else "rope.scaling.factor"
-        parameters["factor"] = metadata.number(key, "factor")
-        if metadata.has("rope.scaling.original_context_length"):
-            original = metadata.count("rope.scaling.original_context_length")
-            parameters["original_max_position_embeddings"] = original
-        return parameters
-    raise metadata.defect(f"rope scaling {kind!r} is not supported in GGUF")
+    if parameters["rope_type"] != "default":
+        raise metadata.defect(f"rope.scaling.type beside the tensor {ROPE_FACTORS}")
+    return parameters | _rope_factors(file, metadata)
 
 
-def _gemma_config(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _rope_scaling(metadata: Metadata) -> dict[str, Any]:
+    kind = metadata.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise metadata.defect(f"rope.scaling.type {kind!r} is not supported in GGUF")
+    factors = [key for key in ("rope.scaling.factor", "rope.scale_linear") if metadata.has(key)]
+    if kind == "none" or not factors:
+        return {"rope_type": "default"}
+    scaling: dict[str, Any] = {
+        "rope_type": kind,
+        "factor": metadata.number(factors[0], "factor"),
+    }
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = metadata.count(
+            "rope.scaling.original_context_length", metadata.count("context_length")
+        )
+    return scaling
+
+
+def _rope_factors(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
+    """Return the scaling of Llama 3.1, which divides each frequency by its factor."""
+    tensor = file.tensors[ROPE_FACTORS]
+    if tensor.type.name != "F32":
+        raise metadata.defect(f"tensor {ROPE_FACTORS} is {tensor.type.name}")
+    raw = file.read_tensor(tensor)
+    factors = list(struct.unpack(f"<{len(raw) // 4}f", raw))
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": metadata.count("context_length"),
+    }
+
+
+def _gemma_config(
+    metadata: Metadata, config: dict[str, Any], rope: dict[str, Any]
+) -> dict[str, Any]:
+    """`rope`: the rotary embedding of the layers without a window."""
     layers, hidden, heads = (
         config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    theta = metadata.number("rope.freq_base", "rope_theta", 1_000_000.0)
-    full: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if metadata.has("rope.scaling.factor"):
-        full |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor", "factor")}
-    local = metadata.number("rope.freq_base_swa", "rope_theta", GEMMA_LOCAL_THETA)
+    theta = metadata.number("rope.freq_base_swa", "rope_theta", DEFAULT_THETA)
     more: dict[str, Any] = {}
     if metadata.has("final_logit_softcapping"):
         more["final_logit_softcapping"] = metadata.number(
@@ -315,17 +321,34 @@ def _gemma_config(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": metadata.count("attention.sliding_window"),
         "layer_types": [
-            "sliding_attention" if (layer + 1) % SLIDING_PERIOD else "full_attention"
-            for layer in range(layers)
+            "sliding_attention" if is_sliding else "full_attention"
+            for is_sliding in _sliding_pattern(metadata, layers)
         ],
         "query_pre_attn_scalar": (
             hidden // heads if layers == GEMMA_27B_LAYERS else config["head_dim"]
         ),
         "rope_parameters": {
-            "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
         },
     }
+
+
+def _sliding_pattern(metadata: Metadata, layers: int) -> list[bool]:
+    """Return whether each layer has a window: by a list, or by a period whose last layer has none.
+    Period 0: all layers have one."""
+    key = "attention.sliding_window_pattern"
+    stated = metadata.value(key, SLIDING_PERIOD)
+    match stated:
+        case bool():
+            pass
+        case int() if stated >= 0:
+            return [not stated or (layer + 1) % stated > 0 for layer in range(layers)]
+        case list() if len(cast(list[object], stated)) == layers:
+            return [bool(each) for each in cast(list[object], stated)]
+        case _:
+            pass
+    raise metadata.defect(f"metadata {key} is {_shorten(stated)} for {layers} layers")
 
 
 def _shorten(value: Any) -> str:

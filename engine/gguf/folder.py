@@ -25,7 +25,7 @@ CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / 
 CONFIG_FILE = "config.json"
 GGUF_FILE = "model.gguf"
 """Name of the link to the file."""
-FOLDER_VERSION = 1
+FOLDER_VERSION = 2
 """Incremented when other files are written for the same metadata."""
 
 

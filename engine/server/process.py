@@ -29,7 +29,7 @@ from continuo.engine.event_loop import run_event_loop
 from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.log_format import ConsoleFormatter, JsonFormatter
 from continuo.engine.server.assembly import EngineCore, assemble
-from continuo.engine.server.listener import listen
+from continuo.engine.server.listener import Listener
 from continuo.engine.server.turn_spans import TurnSpans
 from continuo.engine.server.upstream_assembly import assemble_upstream
 from continuo.engine.text import ModelText
@@ -171,7 +171,7 @@ async def _serve(
     recorder.begin_incarnation(ready.incarnation)
     clients.receive(parent, early_commands)
     if start.listening is not None:
-        await listen(start.listening, clients, ready)
+        Listener(start.listening, clients, ready)
     running = asyncio.create_task(core.run())
     parent_lost = asyncio.create_task(lost.wait())
     await asyncio.wait((running, parent_lost), return_when=asyncio.FIRST_COMPLETED)

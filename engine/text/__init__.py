@@ -17,9 +17,10 @@ from continuo.engine.text.grammar import (
     GrammarCompiler,
     GrammarMatcher,
     SchemaError,
+    build_joint_grammar,
     build_regex_grammar,
-    find_grammar_problem,
-    find_schema_problem,
+    build_trial_source,
+    compute_key,
 )
 from continuo.engine.text.model_text import ModelText
 from continuo.engine.text.output_channels import (
@@ -77,8 +78,9 @@ __all__ = [
     "ToolDefinition",
     "ToolFormat",
     "ToolParser",
+    "build_joint_grammar",
     "build_regex_grammar",
-    "find_grammar_problem",
-    "find_schema_problem",
+    "build_trial_source",
+    "compute_key",
     "find_types",
 ]

@@ -26,34 +26,36 @@ from typing import NamedTuple, cast
 
 import llguidance
 
-from continuo.engine.allocator import count_allocated_bytes, give_memory_back
+from continuo.engine.allocator import give_memory_back
 from continuo.engine.errors import BadRequest
 from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.sampling import Grammar
+from continuo.engine.text.grammar_trial import (
+    GRAMMAR_BYTES_MAX,
+    MIB,
+    Trial,
+    find_size_problem,
+    shorten_problem,
+    try_grammar,
+)
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
-MIB = 1024 * 1024
 SOURCE_BYTES_MAX = 256 * 1024
 """Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
-"""Longest JSON schema or regex that can be enforced."""
-CACHE_BYTES_MAX = 64 * 1024 * 1024
+"""Longest JSON schema that can be enforced."""
+CACHE_BYTES_MAX = 64 * MIB
 """Size of the cache of compiled grammars, in resident bytes."""
-TRIAL_S_MAX = 0.05
-"""Maximum thread time of the first masks of a grammar, in seconds; a slower grammar is refused."""
-TRIAL_BYTES_MAX = 8 * 1024 * 1024
-"""Maximum memory of a grammar with its first masks; a larger grammar is refused."""
-_TRIAL_MASKS = 3
 _COMPILED_BYTES_MIN, _SOURCE_FACTOR_MIN = 16 * 1024, 2
 _COMPILED_BYTES_MAX, _SOURCE_FACTOR_MAX = 640 * 1024, 800
-"""Bounds of the memory of a compiled grammar: so much, and so many times its source. What is
-measured beyond them is memory of other threads."""
+"""Usual memory of a compiled grammar: so much, and so many times its source. A measurement beyond
+may include memory of other threads, and is repeated."""
 _MEASURED_ONCE_CHARS_MAX = 1024
-"""Longest source whose memory is measured only once: its bounds are close to each other."""
+"""Longest source whose memory is measured only once if it is usual."""
 _STATES_BYTES_PER_S = 400_000_000
 """Memory of the lexer states that are added in a second of computing masks: up to this where all
 are new, hardly any where they are known."""
-_STATES_BYTES_MAX = 8 * 1024 * 1024
+_STATES_BYTES_MAX = 8 * MIB
 """Memory of the lexer states of one grammar at its limit: about 500 bytes each."""
 _GROWTH_CHARGED = 1.125
 """A grammar that has grown by this factor during a turn is charged again."""
@@ -61,8 +63,7 @@ _REUSE_S_MAX = 0.02
 """Time of masks after which a grammar is compiled again for the next turn, or _REUSE_COMPILATIONS
 times what that takes, if this is more."""
 _REUSE_COMPILATIONS = 4
-_PROBLEMS_BYTES_MAX = 1024 * 1024
-_TRIM_BYTES_MIN = 16 * 1024 * 1024
+_TRIM_BYTES_MIN = 16 * MIB
 _TRIM_INTERVAL_S = 10.0
 """The allocator gives memory back to the system after this many bytes of grammars were evicted, and
 once in this time at most: it delays the next step, which allocates anew."""
@@ -78,17 +79,6 @@ _FIXED_OPTIONS: dict[str, object] = {
     "key_separator": ": ",
 }
 
-_LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=400_000,
-    step_lexer_fuel=100_000,
-    max_grammar_size=200_000,
-    max_items_in_row=8_000,
-    max_lexer_states=16_000,
-)
-"""Cost limits: a grammar that takes more than tenths of a second to compile is refused, and a turn
-whose grammar takes more than milliseconds per step, or too many states, fails."""
-_ERROR_LOCATION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-_DUMP = re.compile(r"\n<state>|\n\d+ \| ")
 _OBJECT = '{"type": "object"}'
 
 
@@ -104,15 +94,15 @@ def build_json_rule(schema: str, **default: str) -> str:
     """
     try:
         value: object = json.loads(schema)
+        if value is True:
+            value = {}
+        if not isinstance(value, dict):
+            raise SchemaError("it must be a JSON object")
+        return "%json " + json.dumps(
+            {**default, **cast(dict[str, object], value), "x-guidance": _JSON_OPTIONS}
+        )
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"it is not JSON ({error})") from None
-    if value is True:
-        value = {}
-    if not isinstance(value, dict):
-        raise SchemaError("it must be a JSON object")
-    return "%json " + json.dumps(
-        {**default, **cast(dict[str, object], value), "x-guidance": _JSON_OPTIONS}
-    )
 
 
 def build_regex_grammar(regex: str) -> Grammar:
@@ -127,57 +117,31 @@ _LITERAL_ENDS = re.compile(r"\\\n|\\.|[/\n\r]")
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n"}
 
 
-def find_schema_problem(schema: str) -> str | None:
-    """Explain in one line why a JSON schema cannot be enforced. Returns None if it can.
-
-    May take tenths of a second the first time.
-    """
-    return find_grammar_problem(Grammar("json_schema", schema))
-
-
-def find_grammar_problem(grammar: Grammar) -> str | None:
-    """Explain in one line why a grammar cannot be enforced. Returns None if it can.
-
-    May take tenths of a second the first time.
-    """
-    source = grammar.source
-    if len(source) > SCHEMA_CHARS_MAX:
-        return f"it has {len(source):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
-    key = _compute_key(grammar)
-    problem = _problems.get(key)
-    if problem is None:
-        problem = _find_grammar_problem(grammar) or ""
-        _problems.add(key, problem, 500 + sys.getsizeof(problem))
-    return problem or None
+def build_joint_grammar(schemas: Iterable[str]) -> Grammar:
+    """Return a grammar with all of several JSON schemas in it: each may cost little, and all of
+    them too much. Raises SchemaError."""
+    rules = [f'rule_{n}: "{n}" {build_json_rule(schema)}' for n, schema in enumerate(schemas)]
+    start = "start: " + " | ".join(f"rule_{n}" for n in range(len(rules)))
+    return Grammar("lark", "\n".join([start, *rules]))
 
 
-_problems: ResidentCache[str, str] = ResidentCache(_PROBLEMS_BYTES_MAX)
-"""Problem of each grammar that was checked, by its key; empty if it has none."""
+def build_trial_source(grammar: Grammar) -> str:
+    """Return the source of a grammar of a client as `find_problem` of grammar_trial takes it.
+    Raises SchemaError."""
+    size = len(grammar.source)
+    if grammar.kind == "json_schema" and size > SCHEMA_CHARS_MAX:
+        raise SchemaError(f"it has {size:,} characters; the limit is {SCHEMA_CHARS_MAX:,}")
+    _check_size(grammar.source)
+    return llguidance.LLMatcher.grammar_from_lark(_to_lark(grammar))
 
 
-def measure_grammar_checks() -> CacheSize:
-    """Return the size of the cache of `find_grammar_problem`, one for the process."""
-    return _problems.size
+def _check_size(source: str) -> None:
+    size = len(source.encode())
+    if size > SOURCE_BYTES_MAX:
+        raise SchemaError(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
 
 
-def _find_grammar_problem(grammar: Grammar) -> str | None:
-    try:
-        rule = llguidance.LLMatcher.grammar_from_lark(_to_lark(grammar))
-    except SchemaError as error:
-        return str(error)
-    with _trial_lock:  # what is allocated and freed here would be measured by another thread
-        problem = llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)
-        if problem:
-            return _shorten_problem(problem)
-        trial = _try_grammar(_byte_tokenizer(), rule)
-        has_no_value, problem = trial.matcher.is_stopped(), trial.problem
-        del trial
-    if has_no_value:
-        return "no value satisfies it: a reference refers to itself"
-    return problem or None
-
-
-class _Trial(NamedTuple):
+class _Measured(NamedTuple):
     """A grammar that was compiled, with its first masks."""
 
     matcher: llguidance.LLMatcher
@@ -187,69 +151,42 @@ class _Trial(NamedTuple):
     """Memory of the grammar."""
 
 
-def _try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
+def _compile_measured(vocabulary: llguidance.LLTokenizer, source: str) -> _Measured:
     """Compile a grammar and compute its first masks. `source`: as from `grammar_from_lark`.
 
-    One at a time, and a long grammar several times, because other threads allocate and free memory
-    meanwhile.
+    One at a time, and a grammar that is long or seems large several times, because other threads
+    allocate and free memory meanwhile.
     """
-    with _trial_lock:
-        trial = _try_once(vocabulary, source)
-        sizes = [trial.size_bytes]
-        while not trial.problem and len(source) > _MEASURED_ONCE_CHARS_MAX and not _agree(sizes):
-            sizes.append(_try_once(vocabulary, source).size_bytes)
+    with _measuring:
+        trial = try_grammar(vocabulary, source)
+        sizes = [_size_of(trial, source)]
+        while not trial.problem and not _agree(sizes, source):
+            sizes.append(_size_of(try_grammar(vocabulary, source), source))
     size_bytes = sorted(sizes)[len(sizes) // 2]
-    if size_bytes > TRIAL_BYTES_MAX and not trial.problem:
-        size = f"{size_bytes / MIB:.1f} MiB"
-        problem = f"it takes {size} of memory; the limit is {TRIAL_BYTES_MAX / MIB:g}"
-        return trial._replace(problem=problem)
-    return trial._replace(size_bytes=size_bytes)
+    if size_bytes > _usual_bytes_max(source):
+        size_bytes = min(sizes)
+    return _Measured(trial.matcher, trial.problem or find_size_problem(size_bytes), size_bytes)
 
 
-_trial_lock = threading.RLock()
+_measuring = threading.Lock()
 
 
-def _agree(sizes: list[int]) -> bool:
-    """Whether no further measurement is needed: two differ little, or there are three."""
-    return len(sizes) == 3 or (len(sizes) == 2 and max(sizes) <= 1.1 * min(sizes))
+def _size_of(trial: Trial, source: str) -> int:
+    if trial.size_bytes is None:
+        return min(_usual_bytes_max(source), GRAMMAR_BYTES_MAX)
+    return max(_COMPILED_BYTES_MIN + _SOURCE_FACTOR_MIN * len(source), trial.size_bytes)
 
 
-def _try_once(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
-    before_bytes = count_allocated_bytes()
-    matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
-    if matcher.is_error():
-        return _Trial(matcher, _shorten_problem(matcher.get_error()), 0)
-    problem = _find_slowness(matcher) or ""
-    least_bytes = _COMPILED_BYTES_MIN + _SOURCE_FACTOR_MIN * len(source)
-    most_bytes = _COMPILED_BYTES_MAX + _SOURCE_FACTOR_MAX * len(source)
-    if before_bytes is None or (now_bytes := count_allocated_bytes()) is None:
-        return _Trial(matcher, problem, min(most_bytes, TRIAL_BYTES_MAX))
-    size_bytes = max(least_bytes, min(now_bytes - before_bytes, most_bytes))
-    return _Trial(matcher, problem, size_bytes)
+def _usual_bytes_max(source: str) -> int:
+    return _COMPILED_BYTES_MAX + _SOURCE_FACTOR_MAX * len(source)
 
 
-def _find_slowness(matcher: llguidance.LLMatcher) -> str | None:
-    """Compute the first masks of a grammar, in a copy of its matcher, and explain in one line why
-    they take too long. Returns None if they do not. The matcher itself computes the first mask."""
-    start_s = time.thread_time()
-    mask = matcher.compute_bitmask()
-    trial = matcher.deep_copy()
-    for _ in range(_TRIAL_MASKS - 1):
-        drawn = next((8 * n + byte.bit_length() - 1 for n, byte in enumerate(mask) if byte), None)
-        if drawn is None or trial.is_stopped() or not trial.consume_token(drawn):
-            break
-        mask = trial.compute_bitmask()
-    spent_s = time.thread_time() - start_s
-    if spent_s > TRIAL_S_MAX:
-        return (
-            f"its first masks take {1000 * spent_s:.0f} ms; the limit is {1000 * TRIAL_S_MAX:.0f}"
-        )
-    return None
-
-
-@functools.cache
-def _byte_tokenizer() -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer("byte")
+def _agree(sizes: list[int], source: str) -> bool:
+    """Whether no further measurement is needed: one is plausible, two differ little, or there are
+    three."""
+    if len(sizes) == 1:
+        return len(source) <= _MEASURED_ONCE_CHARS_MAX and sizes[0] <= _usual_bytes_max(source)
+    return len(sizes) == 3 or max(sizes) <= 1.1 * min(sizes)
 
 
 class _Use:
@@ -410,7 +347,7 @@ class GrammarCompiler:
             )
         except ValueError as error:
             self._tokenizer_problem = (
-                f"this model's tokenizer supports no grammars: {_shorten_problem(str(error))}"
+                f"this model's tokenizer supports no grammars: {shorten_problem(str(error))}"
             )
         self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
@@ -434,14 +371,15 @@ class GrammarCompiler:
         Returns True if `create_matcher` would return at once. Raises BadRequest if the grammar is
         too long, or if too many grammars are waiting to be compiled.
         """
-        key = _compute_key(grammar)
+        key = compute_key(grammar)
         if self._find_compiled(key, group) is not None:
             return True
         future = self._pending.get(key)
         if future is None:
-            size = len(grammar.source.encode())
-            if size > SOURCE_BYTES_MAX:
-                raise _make_refusal(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
+            try:
+                _check_size(grammar.source)
+            except SchemaError as error:
+                raise _make_refusal(str(error)) from None
             if len(self._pending) >= PENDING_MAX:
                 raise _make_refusal(f"{PENDING_MAX} others are being compiled; try again")
             future = self._executor.submit(self._compile, grammar)
@@ -460,7 +398,7 @@ class GrammarCompiler:
 
         Raises BadRequest if the grammar cannot be enforced.
         """
-        key = _compute_key(grammar)
+        key = compute_key(grammar)
         found = self._find_compiled(key, group)
         if found is None:
             found = self._compile(grammar)
@@ -524,7 +462,7 @@ class GrammarCompiler:
         except SchemaError as error:
             return _Compiled(None, str(error), _Use())
         start_s = time.thread_time()
-        trial = _try_grammar(self._vocabulary, source)
+        trial = _compile_measured(self._vocabulary, source)
         if trial.problem:
             return _Compiled(None, trial.problem, _Use())
         spent_s = time.thread_time() - start_s
@@ -556,14 +494,9 @@ def build_lark_with_fixed_separators(grammar: Grammar) -> str:
     return source.replace(json.dumps(_JSON_OPTIONS), json.dumps(_FIXED_OPTIONS))
 
 
-def _compute_key(grammar: Grammar) -> str:
+def compute_key(grammar: Grammar) -> str:
+    """Return a key of a grammar for caches."""
     return hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).hexdigest()
-
-
-def _shorten_problem(problem: str) -> str:
-    """Reduce an error message of llguidance to one line, without location and state dump."""
-    line = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
-    return _ERROR_LOCATION.sub("", line)[:300]
 
 
 def _make_refusal(problem: str) -> BadRequest:

@@ -11,7 +11,7 @@ from continuo.engine.sampling import Sampling
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, check_source_size
 from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.chat_template.template import ChatTemplate
-from continuo.engine.text.grammar import GrammarCompiler, measure_grammar_checks
+from continuo.engine.text.grammar import GrammarCompiler
 from continuo.engine.text.output_channels import (
     OutputDecoder,
     SpokenTextDecoder,
@@ -72,11 +72,8 @@ class ModelText:
 
     @property
     def cache_sizes(self) -> dict[str, CacheSize]:
-        """Sizes of the caches of texts by name. That of schema checks is one for the process."""
-        sizes = {
-            "encodings": self._tokenizer.encodings_size,
-            "schema_checks": measure_grammar_checks(),
-        }
+        """Sizes of the caches of texts by name."""
+        sizes = {"encodings": self._tokenizer.encodings_size}
         if self.template is not None:
             sizes["renderings"] = self.template.renderings_size
         return sizes

@@ -19,6 +19,7 @@ from continuo.engine.text.tool_format import (
     LiteralArguments,
     TaggedArguments,
 )
+from continuo.engine.text.written_json import keep_json
 
 TypesOf = Callable[[str], frozenset[str] | None]
 """Returns the JSON types that the argument with this name may have. None: any type."""
@@ -57,6 +58,9 @@ _ESCAPED_DIGITS = re.compile(
 )
 """The escapes of Python that name a character by its code, and the two of JSON that are a pair of
 surrogates."""
+
+
+_AFTER_STRING = re.compile(r"\s*(?:(?P<delimiter>[,:)\]}])|\S)")
 
 
 class NeedsMore(Exception):
@@ -271,7 +275,9 @@ class TaggedReader:
             value = text
         if self._types is not None and "string" in self._types:
             value = value if _type_of(value) & self._types else text
-        return json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str):
+            return json.dumps(value, ensure_ascii=False)
+        return keep_json(text, value)
 
     def _end(self) -> str:
         self.has_ended = True
@@ -345,37 +351,47 @@ class LiteralReader:
         at = start + self._scanned
         while at < len(text):
             if self._open_quote:
-                if text[at] == "\\" and len(self._open_quote) == 1:
-                    at += 2
-                    continue
-                if text.startswith(self._open_quote, at):
-                    at += len(self._open_quote)
-                    self._open_quote = ""
-                    continue
-                if self._open_quote.startswith(text[at:]):
+                length = self._measure_quoted(text, at)
+                if not length:
                     break
-            else:
-                quote = next((q for q in self._quotes if text.startswith(q, at)), "")
-                if quote:
-                    self._open_quote = quote
-                    at += len(quote)
-                    continue
-                if any(quote.startswith(text[at:]) for quote in self._quotes):
-                    break
-                letter = text[at]
-                if letter in "([{":
-                    self._open_brackets += letter
-                elif letter in ")]}" and self._open_brackets:
-                    self._open_brackets = self._open_brackets[:-1]
-                elif letter in ")]}" or (
-                    not self._open_brackets and letter == self._syntax.separator.strip()
-                ):
-                    return at
+                at += length
+                continue
+            quote = next((q for q in self._quotes if text.startswith(q, at)), "")
+            if quote:
+                self._open_quote = quote
+                at += len(quote)
+                continue
+            if any(quote.startswith(text[at:]) for quote in self._quotes):
+                break
+            letter = text[at]
+            if letter in "([{":
+                self._open_brackets += letter
+            elif letter in ")]}" and self._open_brackets:
+                self._open_brackets = self._open_brackets[:-1]
+            elif letter in ")]}" or (
+                not self._open_brackets and letter == self._syntax.separator.strip()
+            ):
+                return at
             at += 1
         self._scanned = min(at, len(text)) - start
         if at > len(text):
             self._scanned -= 1  # a backslash whose character has not arrived
         raise NeedsMore
+
+    def _measure_quoted(self, text: str, at: int) -> int:
+        """Count the characters of the open string that can be read at `at`, which may end it. None
+        can before the text after a quote has arrived."""
+        quote = self._open_quote
+        if text[at] == "\\" and len(quote) == 1:
+            return 2
+        if not text.startswith(quote, at):
+            return 0 if quote.startswith(text[at:]) else 1
+        after = _AFTER_STRING.match(text, at + len(quote))
+        if after is None:
+            return 0
+        if after["delimiter"]:
+            self._open_quote = ""
+        return len(quote)
 
 
 class _LiteralParser:
@@ -425,7 +441,7 @@ class _LiteralParser:
 
     def _read_string(self, quote: str) -> str:
         parts: list[str] = []
-        while not self._text.startswith(quote, self._at):
+        while not self._ends_string(quote):
             if self._at >= len(self._text):
                 raise ValueError("unfinished string")
             letter = self._text[self._at]
@@ -435,6 +451,14 @@ class _LiteralParser:
             parts.append(letter)
         self._at += len(quote)
         return "".join(parts)
+
+    def _ends_string(self, quote: str) -> bool:
+        """Whether a string ends here: at a quote before a delimiter or the end. Some templates, and
+        their models, do not escape a quote within a string (`'it's'`)."""
+        if not self._text.startswith(quote, self._at):
+            return False
+        after = _AFTER_STRING.match(self._text, self._at + len(quote))
+        return after is None or bool(after["delimiter"])
 
     def _read_escape(self, quote: str) -> str:
         """Read an escape after its backslash, as Python does: one that is unknown, or lacks digits,

@@ -44,8 +44,7 @@ class CallableTool(msgspec.Struct, frozen=True):
 
     name: str
     parameters_schema: str = ANY_ARGUMENTS
-    """JSON schema of the arguments object. The caller has checked that it can be enforced
-    (`find_schema_problem`)."""
+    """JSON schema of the arguments object. The caller has checked that it can be enforced."""
 
 
 class ToolCallRules(msgspec.Struct, frozen=True):
@@ -135,17 +134,27 @@ class _Terms:
         self.rules.append(f"{name}: {body}")
         return name
 
-    def until(self, end: str) -> str:
-        """Build the term of any text, and then the text `end`."""
+    def until(self, end: str, block: tuple[str, str] = ("", "")) -> str:
+        """Build the term of any text, and then the text `end`. A text may also be a block between
+        two texts, and then has no end in the block."""
+        opening, closing = block
+        if opening:
+            inner = f"{self.literal(opening)} {self.until(closing + end)}"
+            return f"({self._until(end, opening)} | {inner})"
+        return self._until(end)
+
+    def _until(self, end: str, opening: str = "") -> str:
+        """Build the term of any text that does not begin with `opening`, and then `end`."""
         [(first, id), *rest] = self._split(end)
         pattern = pattern_of(first)
+        start = f" & ~/{pattern_of(opening)}(?s:.*)/" if opening else ""
         name = f"r{len(self.rules)}"
         if id is None:
-            self.rules.append(f"{name}[lazy]: /(?s:.*){pattern}/")
+            self.rules.append(f"{name}[lazy]: /(?s:.*){pattern}/{start}")
             return " ".join((name, *(self.literal(piece) for piece, _ in rest)))
         terminal = f"T{len(self.rules)}"
         self.rules.append(
-            f"{name}: {terminal}?\n{terminal}: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/"
+            f"{name}: {terminal}?\n{terminal}: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/{start}"
         )
         return f"{name} {self.literal(end)}"
 
@@ -274,11 +283,14 @@ def _build_pair(
     if types is not None and "string" not in types:
         value = f"{build_json_rule(json.dumps(schema))} {terms.literal(syntax.value_close)}"
         return f"{head} {terms.literal(syntax.key_end_other)} {value}"
-    value = _build_string(schema, syntax.value_close, terms)
+    block = (syntax.block_open, syntax.block_close)
+    value = _build_string(schema, syntax.value_close, terms, block)
     return f"{head} {terms.literal(syntax.key_end)} {value}"
 
 
-def _build_string(schema: object, end: str, terms: _Terms) -> str:
+def _build_string(
+    schema: object, end: str, terms: _Terms, block: tuple[str, str] = ("", "")
+) -> str:
     """Build the term of a string that is written as it is, and the text after it. Raises
     SchemaError."""
     fields = cast(dict[str, object], schema) if isinstance(schema, dict) else {}
@@ -294,7 +306,7 @@ def _build_string(schema: object, end: str, terms: _Terms) -> str:
         ]
         choices = " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
         return f"({choices}) {terms.literal(end)}"
-    return terms.until(end)
+    return terms.until(end, block)
 
 
 def _build_any_pair(syntax: TaggedArguments | LiteralArguments, terms: _Terms) -> str:
@@ -305,7 +317,8 @@ def _build_any_pair(syntax: TaggedArguments | LiteralArguments, terms: _Terms) -
         if len(syntax.quote) > 1:
             anything = f"({anything} | {terms.literal(syntax.quote)} {terms.until(syntax.quote)})"
         return f"{name} {terms.literal(syntax.assign)} {anything}"
-    value = f"{terms.literal(syntax.key_end)} {terms.until(syntax.value_close)}"
+    text = terms.until(syntax.value_close, (syntax.block_open, syntax.block_close))
+    value = f"{terms.literal(syntax.key_end)} {text}"
     return f"{terms.literal(syntax.key_open)} {name} {value}"
 
 

@@ -40,6 +40,7 @@ from continuo.engine.text.tool_format import (
     TaggedArguments,
     ToolFormat,
 )
+from continuo.engine.text.written_json import iter_members, keep_json
 
 
 class ParsedText(msgspec.Struct, frozen=True):
@@ -427,12 +428,14 @@ def _parse_call(text: str) -> tuple[str, str | None] | None:
         return None
     call = cast(dict[str, object], value)
     name = call.get("name", call.get("tool_name"))
-    arguments = call.get("arguments", call.get("parameters"))
+    key = "arguments" if "arguments" in call else "parameters"
+    arguments = call.get(key)
     if not isinstance(name, str):
         return None
     if isinstance(arguments, str) or arguments is None:
         return name, arguments
-    return name, json.dumps(arguments, ensure_ascii=False)
+    written = {key: text for key, _, text in iter_members(text)}
+    return name, keep_json(written[key], arguments)
 
 
 def _parse_string(quoted: str) -> str | None:

@@ -7,6 +7,7 @@ them, and results into messages of the user.
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from continuo.engine.text.tool_format import (
     Arguments,
@@ -14,6 +15,7 @@ from continuo.engine.text.tool_format import (
     LiteralArguments,
     ToolFormat,
 )
+from continuo.engine.text.written_json import write_json
 
 _INSTRUCTIONS = """\
 You may call functions to assist with the user query. The available functions, one in each line:
@@ -44,10 +46,7 @@ def write_calls(
     named = tool_format.named
     if named is None:
         texts = [
-            json.dumps(
-                {tool_format.name_key: name, tool_format.arguments_key: arguments},
-                ensure_ascii=False,
-            )
+            write_json({tool_format.name_key: name, tool_format.arguments_key: arguments})
             for name, arguments in calls
         ]
         marker, close = tool_format.marker, tool_format.close_marker
@@ -73,7 +72,7 @@ def write_calls(
 def _write_arguments(syntax: Arguments, arguments: object) -> str:
     pairs = dict[str, object](arguments) if isinstance(arguments, Mapping) else {}  # type: ignore[arg-type]
     if isinstance(syntax, JsonArguments):
-        return json.dumps(pairs, ensure_ascii=False)
+        return write_json(cast("object", arguments if pairs else {}))
     if isinstance(syntax, LiteralArguments):
         written = (
             f"{key}{syntax.assign}{_write_literal(value, syntax.quote)}"
@@ -83,8 +82,7 @@ def _write_arguments(syntax: Arguments, arguments: object) -> str:
     return "".join(
         f"{syntax.key_open}{key}{syntax.key_end}{value}{syntax.value_close}"
         if isinstance(value, str)
-        else f"{syntax.key_open}{key}{syntax.key_end_other}"
-        f"{json.dumps(value, ensure_ascii=False)}{syntax.value_close}"
+        else f"{syntax.key_open}{key}{syntax.key_end_other}{write_json(value)}{syntax.value_close}"
         for key, value in pairs.items()
     )
 
@@ -103,4 +101,4 @@ def _write_literal(value: object, quote: str) -> str:
         return f"{{{', '.join(inner)}}}"
     if isinstance(value, str) and len(quote) > 1:
         return f"{quote}{value}{quote}"
-    return json.dumps(value, ensure_ascii=False)
+    return write_json(value)

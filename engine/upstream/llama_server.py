@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from continuo.engine.event_loop import run_in_thread
 from continuo.engine.sampling import Grammar, Sampling
 from continuo.engine.upstream.errors import (
     ReplyLost,
@@ -337,7 +338,7 @@ class LlamaServer:
         """Return the ids that were drawn before those of an event and left out. Raises
         UnusableReply unless the text of the event determines them."""
         drawn = event.tokens_predicted or 0
-        await asyncio.to_thread(self._lost_ids.prepare)
+        await run_in_thread("lost ids", self._lost_ids.prepare)
         found = self._lost_ids.find(event.content, drawn - received, event.tokens)
         if found is None:
             raise UnusableReply(

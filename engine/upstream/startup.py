@@ -16,6 +16,7 @@ import msgspec
 from continuo.engine.architectures.config import read_json
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import ModelError, first_line
+from continuo.engine.event_loop import run_in_thread
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_text
 from continuo.engine.text import ModelText
@@ -45,8 +46,8 @@ async def start_server(config: EngineConfig, progress: Progress) -> StartedServe
     to `progress` what is waited for. Raises ModelError for a server that cannot be used."""
     began_s = time.monotonic()
     http = _make_client(config)
-    folder = await asyncio.to_thread(_find_folder, config)
-    text = await asyncio.to_thread(ModelText, str(folder))
+    folder = await run_in_thread("model text", _find_folder, config)
+    text = await run_in_thread("model text", ModelText, str(folder))
     check = ModelCheck(http.url, text, config.max_model_len)
     while True:
         try:

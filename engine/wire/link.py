@@ -24,7 +24,6 @@ Received = TypeVar("Received")
 
 FRAME_BYTES_MAX = 256 << 20
 """Maximum size of a frame after the handshake; receiving a longer one aborts the link."""
-HANDSHAKE_TIMEOUT_S = 5.0
 QUEUED_MESSAGES_MAX = 100_000
 """Maximum messages queued for a peer that does not read; more abort the link."""
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -53,7 +52,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         decoder: decodes a frame after the handshake: a list of messages.
         on_messages: called with the messages of a frame, in the order sent.
         on_lost: called once, whichever end closed the link, also after a failed handshake.
-        handshake: this end of the handshake. None: messages are sent and received from the start.
+        handshake: this end of the handshake, whose time the caller limits. None: messages are sent
+            and received from the start.
         on_established: called when messages can be sent, before the first one is received.
         make_refusal: builds the reply to an undecodable message from its number `n` and the reason;
             the other messages of its frame are still passed to `on_messages`. None: a frame with an
@@ -66,7 +66,6 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._on_lost = on_lost
         self._handshake = handshake
         self._on_established = on_established
-        self._handshake_timer: asyncio.TimerHandle | None = None
         self.handshake_error: LinkRefused | None = None
         """Reason why the handshake failed, if it did."""
         self._transport: asyncio.Transport | None = None
@@ -120,9 +119,6 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         if self._handshake is None:
             self._on_established()
             return
-        self._handshake_timer = asyncio.get_running_loop().call_later(
-            HANDSHAKE_TIMEOUT_S, self.abort
-        )
         if first := self._handshake.start():
             self._write(first)
 
@@ -197,12 +193,10 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._write(reply)
         if handshake.is_complete:
             self._handshake = None
-            self._cancel_handshake_timer()
             self._on_established()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as in asyncio
         self._transport = None
-        self._cancel_handshake_timer()
         self._on_lost()
         self.release()
 
@@ -210,11 +204,6 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         """Release the callbacks of a link that is lost, or will never be made: what they belong to
         refers to the link."""
         self._on_messages, self._on_lost, self._on_established = _ignore, _ignore, _ignore
-
-    def _cancel_handshake_timer(self) -> None:
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
-            self._handshake_timer = None
 
     def _flush(self) -> None:
         if self._is_paused:

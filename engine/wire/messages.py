@@ -184,7 +184,8 @@ class AttachSession(FencedCommand, frozen=True, tag="Attach"):
 
 
 class ListSessions(NumberedCommand, frozen=True, tag="ListSessions"):
-    pass
+    sessions: list[str] | None = None
+    """The sessions to list, as far as they exist; None: all."""
 
 
 class GetStats(NumberedCommand, frozen=True, tag="Stats"):

@@ -2,14 +2,14 @@
 
 A streaming session is append-only. A regular session keeps a tree of its finished turns, and an
 append can continue from any of them. Both live in this process and its engine: they are not stored,
-and end when either does. One turn of a session runs at a time. A turn that is aborted is rolled
-back: its prompt and its output leave the log.
+and end when either does, or when the engine reports that they expired. One turn of a session runs
+at a time. A turn that is aborted is rolled back: its prompt and its output leave the log.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import NamedTuple, TypedDict
 
 import msgspec
@@ -23,6 +23,9 @@ from continuo.realtime.ids import generate_id
 
 TOKEN_SESSIONS_MAX = 10_000
 """Maximum number of token sessions of this process."""
+PER_FREE_PLACE_MAX = 9
+"""Maximum token sessions of a tenant for each place that is free, so that a tenant alone leaves a
+tenth of the places to others."""
 FINISHED_TURNS_MAX = 1_024
 """Maximum finished turns of a regular session that others can continue; the oldest are forgotten,
 as in the engine."""
@@ -63,8 +66,10 @@ class FinishedTurn(NamedTuple):
 class TokenSession:
     """A token session of this process."""
 
-    def __init__(self, engine_id: str, *, is_streaming: bool) -> None:
-        self.engine_id = engine_id
+    def __init__(self, tenant: str, name: str, *, is_streaming: bool) -> None:
+        self.tenant = tenant
+        self.name = name
+        self.engine_id = generate_id("tok")
         self.is_streaming = is_streaming
         self.finished: dict[str, FinishedTurn] = {}
         """The finished turns of a regular session, by turn id."""
@@ -95,6 +100,9 @@ class TokenSessions:
         self._turns = turns
         self._engine = turns.engine
         self._sessions: dict[tuple[str, str], TokenSession] = {}
+        """By tenant and name; changed by `_add` and `_remove` alone."""
+        self._by_engine_id: dict[str, TokenSession] = {}
+        self._engine.subscribe(lambda _: None, self._on_lost)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -113,16 +121,17 @@ class TokenSessions:
                 code="session_already_open",
                 param="session_id",
             )
-        if len(self._sessions) >= TOKEN_SESSIONS_MAX:
+        count, free = self.count_by_tenant()[tenant], TOKEN_SESSIONS_MAX - len(self._sessions)
+        if count >= PER_FREE_PLACE_MAX * free:
             raise Refusal(
-                f"The server has {TOKEN_SESSIONS_MAX:,} token sessions, its limit.",
+                f"The server has {len(self._sessions):,} token sessions of {TOKEN_SESSIONS_MAX:,}, "
+                f"and {count:,} of them are yours. Close one.",
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
-        count = self.count_by_tenant()[tenant]
         self._turns.tenants.of(tenant).ledger.check_session_count(count)
-        record = TokenSession(generate_id("tok"), is_streaming=is_streaming)
-        self._sessions[tenant, name] = record
+        record = TokenSession(tenant, name, is_streaming=is_streaming)
+        self._add(record)
         try:
             await self._engine.open(
                 record.engine_id,
@@ -131,9 +140,40 @@ class TokenSessions:
                 group=self._turns.group_of(tenant),
             )
         except EngineError as error:
-            del self._sessions[tenant, name]
+            self._remove(record)
             raise map_engine_error(error) from error
+        except BaseException:
+            self._remove(record)
+            self._close_at_engine(record)
+            raise
         return name
+
+    def _add(self, record: TokenSession) -> None:
+        self._sessions[record.tenant, record.name] = record
+        self._by_engine_id[record.engine_id] = record
+
+    def _remove(self, record: TokenSession) -> None:
+        """Remove a session. No effect if it is removed already."""
+        if self._by_engine_id.pop(record.engine_id, None) is not None:
+            del self._sessions[record.tenant, record.name]
+
+    def _on_lost(self, engine_id: str) -> None:
+        """Remove a session that has expired or whose engine was lost: nothing attaches it again."""
+        if (record := self._by_engine_id.get(engine_id)) is not None:
+            self._remove(record)
+            self._close_at_engine(record)
+
+    def _close_at_engine(self, record: TokenSession) -> None:
+        self._run(self._try_close(record.engine_id))
+
+    async def _try_close(self, engine_id: str) -> None:
+        with contextlib.suppress(EngineError):
+            await self._engine.close(engine_id)
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def count_by_tenant(self) -> Counter[str]:
         """Return the number of open sessions of each tenant."""
@@ -141,26 +181,24 @@ class TokenSessions:
 
     async def close(self, tenant: str, session_id: str) -> bool:
         """Close a session, and abort its turns. Returns False if it is unknown."""
-        record = self._sessions.pop((tenant, session_id), None)
+        record = self._sessions.get((tenant, session_id))
         if record is None:
             return False
+        self._remove(record)
         for turn in self._turns.register.in_session(record):
             await self._turns.cancel(turn, discard_output=True)
-        with contextlib.suppress(EngineError):
-            await self._engine.close(record.engine_id)
+        await self._try_close(record.engine_id)
         return True
 
     async def abort(self, tenant: str, turn_id: str | None) -> None:
-        """Abort a turn, or all turns of the tenant that have an id (None)."""
+        """Abort a turn, or all turns on raw prompts of the tenant (None)."""
         for turn in self._turns.register.of_tenant(tenant):
-            if turn.name is not None and turn_id in (None, turn.name):
+            if turn_id is None or turn_id == turn.name:
                 await self._turns.cancel(turn, discard_output=True)
 
     def close_tenant(self, tenant: str) -> None:
         """Cancel the turns of a deleted tenant, and close its sessions."""
-        task = asyncio.create_task(self._close_tenant(tenant))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._close_tenant(tenant))
 
     async def _close_tenant(self, tenant: str) -> None:
         await self._turns.cancel_tenant(tenant)
@@ -205,6 +243,10 @@ class TokenSessions:
         turn.is_prefill_only = is_prefill_only
         async with self._closing_if_refused(turn):
             ids = await self._encode(turn, prompt, param)
+            if position.replace and not record.is_streaming:
+                await self._cut_continued(record, turn)
+                if turn.is_cancelled:
+                    return turn
             position = self._resolve(record, position)
             history = self._history_length(record, position)
             bos = self._engine.text.bos_ids
@@ -225,7 +267,7 @@ class TokenSessions:
                     )
                 except EngineError as error:
                     if error.code in ("unknown_session", "engine_lost"):
-                        self._sessions.pop((tenant, session_id), None)
+                        self._remove(record)
                         raise _unknown_session(session_id) from error
                     raise _map_error(error, param) from error
 
@@ -257,12 +299,24 @@ class TokenSessions:
         return await self._turns.encode(prompt, turn.tenant, param)
 
     def _check_busy(self, record: TokenSession, position: TurnPosition) -> None:
-        """Check that the turn to continue has ended. Raises Refusal."""
+        """Check that the turn to continue has ended, or is to be replaced. Raises Refusal."""
         turns = self._turns.register.in_session(record)
-        if any(record.is_streaming or turn.name == position.after for turn in turns):
+        waited = None if position.replace else position.after
+        if any(record.is_streaming or turn.name == waited for turn in turns):
             raise Refusal(
                 "The session has a turn that has not finished.", code="session_busy", param="rid"
             )
+
+    async def _cut_continued(self, record: TokenSession, turn: TokenTurn) -> None:
+        """End the turn that `turn` continues, if it has not ended, and wait for its end."""
+        for other in self._turns.register.in_session(record):
+            if other is turn:
+                return
+            if other.name == turn.after:
+                await self._turns.cut(other)
+                await self._abort_continuations(record, turn)
+                await self._turns.register.wait_for_earlier(turn)
+                return
 
     async def _abort_continuations(self, record: TokenSession, turn: TokenTurn) -> None:
         """Abort the earlier turns that have not ended and that `turn`, which replaces, discards."""
@@ -306,10 +360,11 @@ class TokenSessions:
     async def _settle(
         self, record: TokenSession, turn: TokenTurn, turn_id: str, before: int
     ) -> None:
-        """Record a turn that has ended, or roll it back if it was aborted. `before`: length of the
-        log before its append."""
+        """Record a turn that has ended, or roll it back if it was aborted and no other turn
+        continues it. `before`: length of the log before its append."""
         ended = turn.ended
-        if ended is None or ended.reason not in ("stop", "length"):
+        kept = ("stop", "length", "cancelled") if turn.is_cut else ("stop", "length")
+        if ended is None or ended.reason not in kept:
             record.length = before
             with contextlib.suppress(EngineError):
                 await self._engine.rewind(record.engine_id, before)

@@ -86,7 +86,7 @@ class TokenTurns:
             return
         limits = self.tenants.of(tenant).rate_limits
         with limits.charge_text(len(grammar.source), 2 * self.context_tokens):
-            await check_grammar(grammar, param)
+            await check_grammar(grammar, param, self.engine.grammar_trials)
 
     def _check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         size = self.engine.ready.vocab_size
@@ -177,6 +177,15 @@ class TokenTurns:
         turn.changed.set()
         if turn.slot is not None and turn.slot.is_waiting:
             turn.slot.release()
+        await self._cancel_at_engine(turn, discard_output=discard_output)
+
+    async def cut(self, turn: TokenTurn) -> None:
+        """End a turn whose output so far another turn continues. A turn that waits ends as soon as
+        it has started."""
+        turn.is_cut = True
+        await self._cancel_at_engine(turn, discard_output=False)
+
+    async def _cancel_at_engine(self, turn: TokenTurn, *, discard_output: bool) -> None:
         if turn.stream is not None:
             with contextlib.suppress(EngineError):
                 await self.engine.cancel(
@@ -232,8 +241,8 @@ class TokenTurns:
             await self._start_at_engine(turn)
         except EngineError as error:
             raise map_engine_error(error) from error
-        if turn.is_cancelled:
-            await self.cancel(turn, discard_output=True)
+        if turn.is_cancelled or turn.is_cut:
+            await self._cancel_at_engine(turn, discard_output=turn.is_cancelled)
 
     async def _start_at_engine(self, turn: TokenTurn) -> None:
         assert turn.start is not None, "the request has been examined"

@@ -63,6 +63,8 @@ class TokenTurn:
         self.is_prefill_only = False
         """Whether its output is discarded."""
         self.is_cancelled = False
+        self.is_cut = False
+        """Whether it was cancelled for another turn, which continues its output so far."""
         self.is_closed = False
         self.changed = asyncio.Event()
         """Set when the turn is cancelled, or another turn of its session has ended."""

@@ -1,10 +1,11 @@
 """Items that are appended to a conversation: those that it has already are left out. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import role_of
+from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.items import (
     FunctionCallItem,
@@ -13,6 +14,7 @@ from continuo.realtime.protocol.items import (
     MessageItem,
     ReasoningItem,
 )
+from continuo.realtime.protocol.settings import Truncation
 
 
 def drop_known_items(conversation: Conversation, items: Iterable[Item]) -> tuple[Item, ...]:
@@ -54,16 +56,32 @@ def _content_of(item: Item) -> tuple[str, ...]:
             return ("reasoning",)
 
 
-def check_new_items(conversation: Conversation, items: Iterable[Item]) -> None:
-    """Raise Refusal if an item of the conversation has the id of one of `items`, or if two of them
-    have the same id."""
+def append_items(
+    conversation: Conversation,
+    items: Sequence[Item],
+    text_limits: TextLimits,
+    truncation: Truncation,
+) -> Conversation:
+    """Append items. With truncation, those that cannot be in the context are not tokenized: they,
+    and all before them, move out of window. Raises TooLong far above the context."""
+    if truncation.mode == "disabled" or conversation.has_open_response:
+        return conversation.with_items(items, text_limits.request_tokens_max)
+    hidden = len(items) - text_limits.count_visible_items(items)
+    if hidden:
+        conversation = conversation.with_items_out_of_window(items[:hidden])
+    return conversation.with_items(items[hidden:])
+
+
+def check_new_items(conversation: Conversation, items: Iterable[Item], param: str) -> None:
+    """Raise Refusal, which names the field `param`, if an item of the conversation has the id of
+    one of `items`, or if two of them have the same id."""
     known = {item.id for item in conversation.items_with_reasoning()}
     for item in items:
         if item.id in known:
             raise Refusal(
                 f"An item with the id '{item.id}' is in the conversation already. Leave it out: "
-                "the items of the conversation come before the input.",
+                f"the items of the conversation come before '{param}'.",
                 code="item_create_duplicate_item_id",
-                param="input",
+                param=param,
             )
         known.add(item.id)

@@ -12,10 +12,12 @@ import msgspec
 from continuo.engine import ChatTemplate, EngineReady, TooLong
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal, context_length_exceeded
-from continuo.realtime.limits import REQUEST_CHARS_MAX
+from continuo.realtime.limits import REQUEST_CHARS_MAX, TOOL_DEPTH_MAX
 from continuo.realtime.protocol.commands import CreateSessionResponse, FieldNames
-from continuo.realtime.protocol.items import Item, ItemReference
+from continuo.realtime.protocol.complexity_limits import count_depth
+from continuo.realtime.protocol.items import FunctionCallItem, Item, ItemReference
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.protocol.validation import invalid_parameter
 
 
 class TextLimits(msgspec.Struct, frozen=True):
@@ -58,7 +60,17 @@ class TextLimits(msgspec.Struct, frozen=True):
             )
 
     def check_head(self, settings: GenerationSettings, names: FieldNames) -> None:
-        """Check instructions and tools. Raises Refusal, which names the larger of the two."""
+        """Check instructions and tools. Raises Refusal, which names the larger of the two, or the
+        tools if one is nested too deeply."""
+        for tool in settings.tools:
+            depth = count_depth(tool.parameters)
+            if depth > TOOL_DEPTH_MAX:
+                raise invalid_parameter(
+                    names.tools,
+                    f"the parameters of the function {tool.name!r} have {depth} objects and arrays "
+                    f"within each other; the limit is {TOOL_DEPTH_MAX}.",
+                    code="invalid_function_parameters",
+                )
         chars = count_head_chars(settings)
         is_mostly_instructions = len(settings.instructions) * 2 >= chars
         self.check(chars, names.instructions if is_mostly_instructions else names.tools)
@@ -66,7 +78,8 @@ class TextLimits(msgspec.Struct, frozen=True):
     def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
         """Check instructions, tools and items of a request. With truncation, each single item has
         to fit together with instructions and tools; without it, all items have to. Raises
-        Refusal."""
+        Refusal, also for a call whose arguments are nested too deeply."""
+        check_call_depths(items, param)
         head = count_head_chars(settings)
         sizes = [count_chars(item) for item in items]
         if settings.truncation.mode == "disabled":
@@ -80,6 +93,7 @@ class TextLimits(msgspec.Struct, frozen=True):
         """Check the settings of a session's response and its own input items (`context`), which are
         never truncated. Raises Refusal."""
         names = CreateSessionResponse.field_names
+        check_call_depths(context, names.input)
         self.check_head(settings, names)
         self.check(count_head_chars(settings) + sum(map(count_chars, context)), names.input)
 
@@ -97,6 +111,19 @@ class TextLimits(msgspec.Struct, frozen=True):
 def inline_items(items: Iterable[Item | ItemReference]) -> list[Item]:
     """Return the items of a request without its references to existing items."""
     return [item for item in items if not isinstance(item, ItemReference)]
+
+
+def check_call_depths(items: Iterable[Item], param: str) -> None:
+    """Raise Refusal if the arguments of a call are nested too deeply for a chat template."""
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            depth = count_depth(item.arguments)
+            if depth > TOOL_DEPTH_MAX:
+                raise invalid_parameter(
+                    param,
+                    f"the arguments of the call '{item.call_id[:200]}' have {depth} objects and "
+                    f"arrays within each other; the limit is {TOOL_DEPTH_MAX}.",
+                )
 
 
 @contextlib.contextmanager

@@ -4,11 +4,14 @@ from continuo.engine import (
     BadRequest,
     EngineClient,
     EngineError,
+    EngineLost,
     SessionQuarantined,
     StaleEngineFence,
     TooLong,
+    UnknownEngineSession,
 )
 from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol.response import ResponseError
 from continuo.realtime.store import (
     IdempotencyConflict,
     LeaseLost,
@@ -38,6 +41,7 @@ def make_timeout_refusal(waited_s: float) -> Refusal:
         "Nothing has changed: try again.",
         code="engine_unavailable",
         kind="server_error",
+        retry_after_s=RETRY_AFTER_S,
     )
 
 
@@ -52,10 +56,31 @@ def map_engine_error(error: EngineError) -> Refusal:
             "quarantined. Begin another one.",
             code="session_quarantined",
         )
+    error = _without_engine_session(error)
     code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
     if isinstance(error, BadRequest):
         return Refusal(error.message, code=code, param=error.field)
-    return Refusal(error.message, code=code, kind="server_error", param=error.field)
+    return Refusal(
+        error.message,
+        code=code,
+        kind="server_error",
+        param=error.field,
+        retry_after_s=RETRY_AFTER_S if error.is_retryable else None,
+    )
+
+
+def map_failure(error: EngineError) -> ResponseError:
+    """Map the engine error with which a response has failed."""
+    error = _without_engine_session(error)
+    return ResponseError(error.code, error.message)
+
+
+def _without_engine_session(error: EngineError) -> EngineError:
+    """Return EngineLost in place of UnknownEngineSession: the client has named no session of the
+    engine, so the engine was replaced since the gateway opened it."""
+    if isinstance(error, UnknownEngineSession):
+        return EngineLost("the engine was replaced while it had this request")
+    return error
 
 
 def map_store_error(error: StoreError) -> Refusal:

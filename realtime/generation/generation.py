@@ -21,6 +21,7 @@ from continuo.engine import (
     TurnStream,
 )
 from continuo.realtime.generation.engine_session import EngineSession
+from continuo.realtime.generation.error_mapping import map_failure
 from continuo.realtime.generation.logprobs import LogprobTracker
 from continuo.realtime.generation.observation import ResponseObservation
 from continuo.realtime.generation.output_items import OutputItems
@@ -117,11 +118,11 @@ class Generation:
             raise
         except EngineError as error:
             if await self._await_acceptance(accepted):
-                self._fail(error.code, error.message)
+                self._fail(map_failure(error))
         except Exception:
             log.exception("response %s failed", self.response.id)
             if await self._await_acceptance(accepted):
-                self._fail("server_error", "The server had a fault.")
+                self._fail(ResponseError("server_error", "The server had a fault."))
         else:
             if await self._await_acceptance(accepted):
                 self._finish(emit, ended)
@@ -222,7 +223,8 @@ class Generation:
             for event in self._output.append(self._parser.push(segment.channel, segment.text)):
                 emit(event)
         self._closing_events += self._output.append(self._parser.finish())
-        self._fail("response_lost", "The response could not be resumed after a restart.")
+        message = "The response could not be resumed after a restart."
+        self._fail(ResponseError("response_lost", message))
         return self._closing_events
 
     def _emit_output(self, chunks: Sequence[ParsedChunk], emit: EmitEvent) -> None:
@@ -230,8 +232,8 @@ class Generation:
         for event in events if self._logprobs is None else self._logprobs.attach(events):
             emit(event)
 
-    def _fail(self, code: str, message: str) -> None:
-        self._end(self._closing_events.append, "failed", ResponseError(code, message))
+    def _fail(self, error: ResponseError) -> None:
+        self._end(self._closing_events.append, "failed", error)
 
     def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
         if ended is None or ended.reason in ("cancelled", "failed"):

@@ -1,6 +1,7 @@
 """Prompt: the token ids from which a response is generated, and its sampling parameters."""
 
 import secrets
+from collections.abc import Set
 
 import msgspec
 
@@ -23,18 +24,24 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def build_prompt(
-    conversation: Conversation, settings: GenerationSettings, ready: EngineReady, param: str
+    conversation: Conversation,
+    settings: GenerationSettings,
+    enforced_tools: Set[str],
+    ready: EngineReady,
+    param: str,
 ) -> Prompt:
-    """Build the prompt of a response. `max_output_tokens` is reduced to what the context has room
-    for. Raises Refusal if not even one token of output fits, or if the output format cannot be
-    enforced."""
+    """Build the prompt of a response. `enforced_tools`: as in `build_grammar`. `max_output_tokens`
+    is reduced to what the context has room for. Raises Refusal if not even one token of output
+    fits."""
     check_logit_bias(settings.sampling, ready)
     conversation, header = conversation.render_header()
     room = _response_tokens_max(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
     template = conversation.template
     starts_in_reasoning = template.opens_reasoning(header)
-    grammar = build_grammar(settings, template, starts_in_reasoning=starts_in_reasoning)
+    grammar = build_grammar(
+        settings, template, enforced_tools, starts_in_reasoning=starts_in_reasoning
+    )
     _check_grammar(grammar, ready)
     sampling = msgspec.structs.replace(
         settings.sampling,

@@ -28,6 +28,7 @@ from continuo.realtime.store import (
     IdempotencyConflict,
     IdempotentRequest,
     LeaseLost,
+    LogEnd,
     NewSession,
     ResponseCheckpoint,
     SessionDataLost,
@@ -84,6 +85,13 @@ class StoredLog(msgspec.Struct, frozen=True):
     entries: tuple[ConversationEntry, ...] = ()
     next_offset: int = 0
     """Offset after the last event."""
+    rewritten_offset: int | None = None
+    """Offset of the first event that the next write replaces. None: it replaces none."""
+
+    @property
+    def kept_offset(self) -> int:
+        """Offset after the last event that the next write keeps."""
+        return self.next_offset if self.rewritten_offset is None else self.rewritten_offset
 
 
 class SessionWriter:
@@ -155,7 +163,7 @@ class SessionWriter:
         if stored is not None and (
             self._lease_holder.has_store_lost_fence
             or self._lease_holder.is_of_other_store
-            or stored.next_offset < desired.first_offset
+            or stored.kept_offset < desired.first_offset
         ):
             stored = None
         try:
@@ -218,7 +226,7 @@ class SessionWriter:
     ) -> WriteBatch:
         kept = common_prefix_length(stored.entries, desired.entries)
         writes_entries = not kept == len(stored.entries) == len(desired.entries)
-        first_event = min(stored.next_offset, desired.next_offset)
+        first_event = min(stored.kept_offset, desired.next_offset)
         events = self._stored_events(desired, first_event)
         writes_events = events.bodies or first_event < stored.next_offset
         return WriteBatch(
@@ -295,8 +303,8 @@ class SessionWriter:
 
     def rewrite_events_from(self, offset: int) -> None:
         """Rewrite the events from `offset` on with the next write, which has events after it."""
-        if self._stored is not None and self._stored.next_offset > offset:
-            self._stored = msgspec.structs.replace(self._stored, next_offset=offset)
+        if self._stored is not None and self._stored.kept_offset > offset:
+            self._stored = msgspec.structs.replace(self._stored, rewritten_offset=offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
         """Return the recorded result of a request, or None if the request was not executed before.
@@ -335,14 +343,36 @@ class SessionWriter:
         StoreError."""
         await self._store.extend_deadline(self._lease_holder.lease, ttl_s, is_parked=is_parked)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the store may lack a part of the session: a write got no reply yet, or the store
+        has lost data. The next write is the whole session."""
+        return self._stored is None
+
     async def confirm(self) -> None:
-        """Confirm that this gateway owns the session. If the store has lost the claim, the session
-        is claimed again at once: otherwise the store would accept writes of the previous owner,
-        which may resume after a suspension. Raises StoreError."""
+        """Confirm that this gateway owns the session, and that the store has all that was written;
+        if it has not, the session is in doubt. If the store has lost the claim, the session is
+        claimed again at once: otherwise the store would accept writes of the previous owner, which
+        may resume after a suspension. Raises StoreError."""
+        stored, end = self._stored, None
+        if stored is not None:
+            end = LogEnd(len(stored.entries), stored.next_offset - self._base_offset)
         try:
-            await self._lease_holder.run(self._store.confirm, harmless_when_late=True)
+            await self._lease_holder.run(
+                lambda lease: self._store.confirm(lease, end), harmless_when_late=True
+            )
+        except (SessionNotFound, StoreReplaced):
+            self._doubt(stored)
+            raise
         except SessionDataLost:
+            self._doubt(stored)
             await self._lease_holder.claim()
+
+    def _doubt(self, stored: StoredLog | None) -> None:
+        """Forget what the store has, unless that is another log than `stored` by now: a write has
+        begun meanwhile, and detects the loss itself."""
+        if self._stored is stored:
+            self._stored = None
 
     async def check_ownership(self) -> None:
         """Check that no other gateway has taken the session over or deleted it. Without a shared

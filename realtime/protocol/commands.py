@@ -44,6 +44,12 @@ class AddItem(msgspec.Struct, frozen=True):
     (None)."""
 
 
+class AddItems(msgspec.Struct, frozen=True):
+    """Add items to the end of the conversation, all or none."""
+
+    items: tuple[Item, ...]
+
+
 class AppendResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Append the input and the output of a response that was generated outside of the session."""
 
@@ -135,6 +141,7 @@ TextBufferCommand = AppendText | ReplaceText | ClearText | CommitText
 ConversationCommand = (
     ConfigureSession
     | AddItem
+    | AddItems
     | AppendResponse
     | FetchItem
     | DeleteItem

@@ -5,6 +5,8 @@ counted before parsing, in slices: those of a body while it arrives, so that one
 refused before the rest is read, and those of a frame between other tasks of the event loop.
 """
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -61,6 +63,18 @@ def count_values_over(frame: str | bytes, limit: int) -> int:
         if values.count > limit:
             return values.count
     return 0
+
+
+def count_depth(text: str) -> int:
+    """Return how many objects and arrays of a valid JSON text are within each other at most."""
+    unescaped = text.replace("\\\\", "").replace('\\"', "")
+    without_strings = "".join(unescaped.split('"')[::2])
+    steps = map(_DEPTH_STEPS.__getitem__, _BRACKET.findall(without_strings))
+    return max(itertools.accumulate(steps), default=0)
+
+
+_BRACKET = re.compile(r"[\[\]{}]")
+_DEPTH_STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 class JsonValueCounter:

@@ -48,9 +48,18 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     top: tuple[tuple[bytes, float], ...] = ()
 
 
+TRANSIENT_FAILURES = frozenset({"busy", "engine_lost", "engine_unavailable", "store_unavailable"})
+"""Codes of failures because the engine or the store was away or busy."""
+
+
 class ResponseError(msgspec.Struct, frozen=True):
     code: str
     message: str
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed soon: neither request nor server is at fault."""
+        return self.code in TRANSIENT_FAILURES
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import AppendResponse
 from continuo.realtime.registry.access import Credentials, ResumeRequest
-from continuo.realtime.registry.registry import Registry
+from continuo.realtime.registry.registry import Registry, assume_alive
 from continuo.realtime.session.session import Session
 
 
@@ -22,27 +22,42 @@ class Conversations:
 
     @asynccontextmanager
     async def use(
-        self, conversation_id: str, credentials: Credentials
+        self, conversation_id: str, credentials: Credentials, *, keep_connection: bool = False
     ) -> AsyncGenerator[Session, None]:
-        """Yield the session of a conversation: the one that has a connection here, or else one that
-        is resumed, and parked again afterwards. Raises Refusal."""
+        """Yield the session of a conversation, to change it: the one that has a connection here, or
+        else one that is resumed, and parked again afterwards. Raises Refusal.
+
+        `keep_connection`: whether to refuse with `connection_lost` if the session has a connection
+        at another gateway, which is closed otherwise."""
         connected = self._registry.find_connected(conversation_id, credentials.tenant)
         if connected is not None:
             yield connected
             return
         close = make_close()
         session = await self._registry.resume(
-            ResumeRequest(conversation_id), discard, credentials, close
+            ResumeRequest(conversation_id),
+            discard,
+            credentials,
+            close,
+            _never_answer if keep_connection else assume_alive,
         )
         try:
             yield session
         finally:
             await asyncio.shield(self._registry.park(session, close))
 
+    async def extend(self, conversation_id: str, tenant: str) -> None:
+        with refusing_unknown(conversation_id, "conversation"):
+            try:
+                async with self.use(conversation_id, Credentials(tenant), keep_connection=True):
+                    pass
+            except Refusal as refusal:
+                if refusal.code != "connection_lost":
+                    raise
+
     async def read(self, conversation_id: str, tenant: str) -> Conversation:
         with refusing_unknown(conversation_id, "conversation"):
-            async with self.use(conversation_id, Credentials(tenant)) as session:
-                return session.conversation
+            return (await self._registry.read(conversation_id, tenant)).conversation
 
     async def append(self, conversation_id: str, tenant: str, command: AppendResponse) -> None:
         with refusing_unknown(conversation_id, "conversation"):
@@ -68,6 +83,10 @@ def conversation_not_found(conversation_id: str, param: str = "conversation_id")
         code="conversation_not_found",
         param=param,
     )
+
+
+async def _never_answer() -> bool:
+    return False
 
 
 def discard(_event: EmittedEvent) -> None:

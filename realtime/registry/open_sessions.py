@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Protocol
 
 import msgspec
@@ -71,11 +71,16 @@ class OpenSession(msgspec.Struct):
 
 
 class OpenSessions:
+    """The open sessions, by id and by tenant; those that were parked, and have expired or are being
+    unloaded."""
+
     def __init__(self, limits: Limits, resume_window_of: Callable[[str], float]) -> None:
         """`resume_window_of`: returns the seconds for which a session of a tenant stays parked."""
         self._limits = limits
         self._resume_window_of = resume_window_of
         self._entries: dict[str, OpenSession] = {}
+        self._of_tenant: dict[str, dict[str, OpenSession]] = {}
+        """The entries of each tenant that has any."""
         self._parked: dict[str, None] = {}
         """Ids of parked sessions, the oldest first."""
         self._expired: dict[str, Owner] = {}
@@ -100,6 +105,10 @@ class OpenSessions:
     def ids(self) -> list[str]:
         return list(self._entries)
 
+    def of_tenant(self, tenant: str) -> Collection[OpenSession]:
+        """Return a view of the sessions of a tenant, the oldest first."""
+        return self._of_tenant.get(tenant, {}).values()
+
     def get(self, session_id: str) -> OpenSession | None:
         return self._entries.get(session_id)
 
@@ -113,6 +122,7 @@ class OpenSessions:
 
     def add(self, entry: OpenSession) -> None:
         self._entries[entry.session.id] = entry
+        self._of_tenant.setdefault(entry.owner.tenant, {})[entry.session.id] = entry
         if entry.close_connection is None:
             self._parked[entry.session.id] = None
 
@@ -209,6 +219,10 @@ class OpenSessions:
         if entry is None or entry.session is not session:
             return
         del self._entries[session.id]
+        own = self._of_tenant[entry.owner.tenant]
+        del own[session.id]
+        if not own:
+            del self._of_tenant[entry.owner.tenant]
         self._parked.pop(session.id, None)
         entry.cancel_timers()
 

@@ -7,6 +7,7 @@ takeover.
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.open_sessions import CloseConnection, OpenSession, OpenSessions
@@ -21,6 +22,7 @@ from continuo.realtime.store import (
 
 OWNERSHIP_CHECKS_MAX = 32
 """Sessions whose ownership is checked in one sweep."""
+CONCURRENT_CHECKS = 8
 DELETED = "the session was deleted"
 
 
@@ -38,16 +40,32 @@ class OwnershipChecks:
                 await self.check(entry)
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or self._open_sessions.ids
 
+    async def check_all(self) -> bool:
+        """Check all sessions, several at once. Returns False if the store became unavailable."""
+        left = iter(self._open_sessions)
+        checks = (self._check_in_turn(left) for _ in range(CONCURRENT_CHECKS))
+        return all(await asyncio.gather(*checks))
+
+    async def _check_in_turn(self, left: Iterator[OpenSession]) -> bool:
+        for entry in left:
+            try:
+                if entry in self._open_sessions:
+                    await self.check(entry)
+            except StoreError:  # which must not leave this task, to which it refers
+                return False
+        return True
+
     async def check(self, entry: OpenSession) -> bool:
         """Return whether this gateway still owns the session. A session that another gateway has
-        taken over or deleted is unloaded. Raises StoreUnavailable."""
+        taken over or deleted is unloaded; one that the store lacks in part is in doubt, and
+        Recovery writes it again. Raises StoreUnavailable."""
         try:
             await entry.session.stored.confirm()
         except LeaseLost as error:
             self.unload_lost(entry, error)
             return False
         except (SessionNotFound, StoreReplaced, SessionDataLost):
-            pass  # lost in the store: the next change writes it again, or Recovery
+            pass  # lost in the store, and in doubt
         return entry in self._open_sessions
 
     async def recheck(self, entry: OpenSession) -> None:

@@ -1,10 +1,12 @@
-"""Recovery: write the sessions of this gateway again after the store has lost its data.
+"""Recovery: write the sessions of this gateway again after the store has lost data.
 
     store of this epoch ──flushed, or replaced by an empty one──▶ store of another epoch
          sessions queued, connected and parked ──SESSIONS_PER_S──▶ written again, each in one step
 
-The epoch of the store shows that it is another one; what a store of the same epoch has lost is
-detected and repaired session by session (`persistence/session_writer`).
+    restarted, or a replica that was promoted ──▶ all sessions checked, those in doubt queued
+
+The epoch of the store shows that it is another one, and its server id that it may lack the last
+writes. Each sweep also queues the sessions whose last write got no reply.
 """
 
 import asyncio
@@ -33,10 +35,11 @@ FINISH_S = 5.0
 
 class Recovery:
     """Sweeps periodically, and writes all sessions of this gateway again when a sweep, or any other
-    call, has found another store in the place of the one that had them.
+    call, has found another store in the place of the one that had them; and single sessions when
+    the store may lack a part of them.
 
     Owns the queue of sessions that are to be written again. A session that cannot be written for
-    now goes to the end of the queue; one that another gateway owns is unloaded."""
+    now is queued again; one that another gateway owns is unloaded."""
 
     def __init__(
         self,
@@ -61,16 +64,20 @@ class Recovery:
         self._resume_window_of = resume_window_of
         self._epoch = store.epoch
         """Epoch of the store to which all sessions are written, or queued to be."""
+        self._server_id = store.server_id
+        """Server of the store that has all sessions, as far as they are not in doubt."""
         self._lost_s: float | None = None
         """Time of the event loop at which the last loss was detected."""
         self._queue: dict[str, None] = {}
         """Ids of the sessions that are to be written again, in this order."""
+        self._is_replaced = False
+        """Whether the queue was made because the store was emptied or replaced."""
         self._writing: asyncio.Task[None] | None = None
 
     @property
     def is_recovering(self) -> bool:
         """Whether the store may lack sessions of this gateway."""
-        return self._store.epoch != self._epoch or self._writing is not None
+        return self._store.epoch != self._epoch or self._is_replaced
 
     @property
     def may_be_elsewhere(self) -> bool:
@@ -90,10 +97,32 @@ class Recovery:
             try:
                 async for _ in sweep_overdue(self._store):
                     pass
-                await self._ownership.check_some()
+                await self._check_ownership()
             except StoreError as error:
                 log.debug("the sweep failed: %s", error)
+            else:
+                self._queue_doubted()
             self.check()
+
+    async def _check_ownership(self) -> None:
+        """Check some of the sessions, or all of them if the store may lack the last writes. Raises
+        StoreError."""
+        server_id = self._store.server_id
+        if server_id == self._server_id:
+            await self._ownership.check_some()
+            return
+        self._lost_s = asyncio.get_running_loop().time()
+        log.info("the store was restarted, or has failed over: all sessions are checked")
+        if await self._ownership.check_all():
+            self._server_id = server_id
+
+    def _queue_doubted(self) -> None:
+        """Begin to write the sessions that are in doubt, if there are any."""
+        doubted = [
+            each.session.id for each in self._open_sessions if each.session.stored.is_in_doubt
+        ]
+        self._queue.update(dict.fromkeys(doubted))
+        self._write_queue()
 
     def check(self) -> None:
         """Begin to write all sessions again if the store is another one."""
@@ -105,7 +134,11 @@ class Recovery:
         log.warning(
             "the store was emptied or replaced: %d sessions are written again", len(self._queue)
         )
-        if self._writing is None:
+        self._is_replaced = True
+        self._write_queue()
+
+    def _write_queue(self) -> None:
+        if self._writing is None and (self._queue or self._is_replaced):
             self._writing = asyncio.create_task(self._write_queued(), name="recovery")
 
     async def finish(self) -> None:
@@ -124,7 +157,9 @@ class Recovery:
             await asyncio.gather(*(self._write_in_turn() for _ in range(CONCURRENT_WRITES)))
         finally:
             self._writing = None
-        log.warning("the sessions are in the store again, after %.1f s", loop.time() - began_s)
+        if self._is_replaced:
+            self._is_replaced = False
+            log.warning("the sessions are in the store again, after %.1f s", loop.time() - began_s)
 
     async def _write_in_turn(self) -> None:
         """Write queued sessions, one after the other, at this share of SESSIONS_PER_S."""
@@ -135,7 +170,8 @@ class Recovery:
             del self._queue[session_id]
             entry = self._open_sessions.get(session_id)
             if entry is not None and not await self._try_write(entry):
-                self._queue[session_id] = None
+                if self._is_replaced:
+                    self._queue[session_id] = None
                 next_s = loop.time() + RETRY_S
             await asyncio.sleep(next_s - loop.time())
 

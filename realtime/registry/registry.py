@@ -76,7 +76,7 @@ _INSPECTION_TIMEOUT_S = 0.5
 PingClient = Callable[[], Awaitable[bool]]
 
 
-async def _assume_alive() -> bool:
+async def assume_alive() -> bool:
     return True
 
 
@@ -237,7 +237,7 @@ class Registry:
         listener: EventListener,
         credentials: Credentials,
         close_connection: CloseConnection,
-        ping_client: PingClient = _assume_alive,
+        ping_client: PingClient = assume_alive,
     ) -> Session:
         """Take a session over from its current holder, and send the missed events to `listener`.
         `ping_client` returns whether the client still responds. Raises Refusal.
@@ -349,6 +349,16 @@ class Registry:
             return await entry.session.status()
         return await self._remote_sessions.status(session_id, tenant, access)
 
+    async def read(
+        self, session_id: str, tenant: str, access: Access = WHOLE_TENANT
+    ) -> SessionOrigin:
+        """Return the settings and the conversation of a tenant's session, here or remote, without a
+        takeover. A remote session has no items of an open response. Raises Refusal."""
+        entry = await self._find_owned(session_id, tenant, access)
+        if entry is not None:
+            return SessionOrigin(entry.session.settings, entry.session.conversation)
+        return await self._remote_sessions.fork_origin(ForkRequest(session_id), tenant, access)
+
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
@@ -400,14 +410,6 @@ class Registry:
         if entry is None or entry.owner.tenant != tenant or not access.permits(entry.owner.secret):
             return None
         return entry
-
-    def list_sessions(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
-        """List the sessions of a tenant that `access` permits, the oldest first."""
-        return [
-            entry.session
-            for entry in self.open_sessions
-            if entry.owner.tenant == tenant and access.permits(entry.owner.secret)
-        ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
         """Close a session and its connection. If the session has a connection, only the connection

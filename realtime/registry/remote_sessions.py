@@ -1,5 +1,5 @@
 """RemoteSessions: the sessions of a tenant on another gateway, or in the store only. They are
-inspected, forked and deleted without a takeover."""
+inspected, read, forked and deleted without a takeover."""
 
 import asyncio
 import contextlib

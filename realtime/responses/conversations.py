@@ -8,8 +8,14 @@ from continuo.realtime.protocol.commands import AppendResponse
 
 
 class StoredConversations(Protocol):
+    async def extend(self, conversation_id: str, tenant: str) -> None:
+        """Let a conversation expire no sooner than a resume window from now. Closes no connection.
+        Raises Refusal, also for a conversation of another tenant."""
+        ...
+
     async def read(self, conversation_id: str, tenant: str) -> Conversation:
-        """Return a conversation. Raises Refusal, also for a conversation of another tenant."""
+        """Return a conversation, without a takeover and without a later expiry. Raises Refusal,
+        also for a conversation of another tenant."""
         ...
 
     async def append(self, conversation_id: str, tenant: str, command: AppendResponse) -> None:

@@ -22,7 +22,11 @@ import msgspec
 from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.new_items import check_new_items, drop_known_items
+from continuo.realtime.conversation.new_items import (
+    append_items,
+    check_new_items,
+    drop_known_items,
+)
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, inline_items, refuse_if_too_long
 from continuo.realtime.conversation.tokenization import Span
@@ -153,6 +157,8 @@ class ResponseService:
         with tenant.rate_limits.charge_request():
             self._conversation_locks.acquire(tenant.name, command.conversation_id)
             try:
+                if self._conversations is not None and command.conversation_id is not None:
+                    await self._conversations.extend(command.conversation_id, tenant.name)
                 source, prompt, new_items = await self._prepare(command, requester)
                 await self._tenants.follow(tenant.name)
                 turn_slot = tenant.turns.enter()
@@ -326,7 +332,8 @@ class ResponseService:
             raise unsupported_parameter("conversation", "this server stores no conversations")
         stored = await self._conversations.read(conversation_id, requester.tenant)
         conversation = stored.without_open_responses()
-        check_new_items(conversation, drop_known_items(conversation, inline_items(command.input)))
+        new_items = drop_known_items(conversation, inline_items(command.input))
+        check_new_items(conversation, new_items, command.field_names.input)
         last = last_response_id(conversation)
         point = None if last is None else await self._find_point(last, requester)
         if point is None:
@@ -356,9 +363,12 @@ class ResponseService:
             conversation = self._with_input(before, new_items, context_window)
             if not command.generate:
                 return build_warm_up_prompt(conversation, ready, param), new_items
-            return build_prompt(conversation, command.settings, ready, param), new_items
+            prompt = build_prompt(conversation, command.settings, enforced_tools, ready, param)
+            return prompt, new_items
 
-        await check_enforceable(command.settings, self._template, command.field_names)
+        enforced_tools = await check_enforceable(
+            command.settings, self._template, command.field_names, self._engine.grammar_trials
+        )
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif source.parent is not None:
@@ -371,12 +381,8 @@ class ResponseService:
     ) -> Conversation:
         """Append the input to the conversation `before`. If the result does not fit the context,
         the oldest items move out of window; with truncation disabled, raises TooLong."""
-        if context_window.truncation.mode == "disabled":
-            return before.with_items(items, self._text_limits.request_tokens_max)
-        visible = self._text_limits.count_visible_items(items)
-        if visible < len(items):
-            before = before.with_items_out_of_window(items[: len(items) - visible])
-        return context_window.fit(before.with_items(items[len(items) - visible :]))
+        appended = append_items(before, items, self._text_limits, context_window.truncation)
+        return context_window.fit(appended)
 
     async def _run_tokenization(self, chars: int, work: Callable[[], T]) -> T:
         """Run `work`, which tokenizes `chars` characters: on a thread if these are many, else on

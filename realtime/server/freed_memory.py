@@ -10,7 +10,7 @@ import resource
 import time
 from pathlib import Path
 
-from continuo.engine import give_memory_back
+from continuo.engine import give_memory_back, run_in_thread
 
 TRIM_GROWTH_BYTES = 16 * 1024 * 1024
 LOOK_INTERVAL_S = 1.0
@@ -28,7 +28,7 @@ async def give_back_when_grown() -> None:
         least_bytes = min(least_bytes, now_bytes)
         has_grown = now_bytes >= least_bytes + TRIM_GROWTH_BYTES
         if has_grown and time.monotonic() >= trimmed_s + TRIM_INTERVAL_S:
-            await asyncio.to_thread(give_memory_back)
+            await run_in_thread("freed memory", give_memory_back)
             least_bytes, trimmed_s = _read_resident_bytes(), time.monotonic()
 
 

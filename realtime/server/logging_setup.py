@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from continuo.engine import ConsoleFormatter, JsonFormatter, LogFormat
+from continuo.engine import ConsoleFormatter, JsonFormatter, LineLimit, LogFormat
 from continuo.realtime.request_context import current_request
-from continuo.realtime.server.line_limit import LineLimit
 
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|openai-insecure-api-key\.|api[-_]key[=:]\s*|token=)[^\s,;\"'&]+"

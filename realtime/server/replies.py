@@ -11,6 +11,8 @@ from starlette.websockets import WebSocket
 
 from continuo.realtime import metrics
 from continuo.realtime.errors import ErrorType, Refusal, internal_error
+from continuo.realtime.generation.error_mapping import RETRY_AFTER_S
+from continuo.realtime.protocol.response import ResponseError
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.registry.access import Scope as KeyScope
 from continuo.realtime.request_context import current_request, name_tenant
@@ -68,6 +70,16 @@ def refusal_response(refusal: Refusal) -> Response:
     )
     if refusal.retry_after_s is not None:
         response.headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
+    return response
+
+
+def failure_response(error: ResponseError | None, body: object) -> Response:
+    """Build the response for a turn that has failed with `error`: 503 if the engine or the store
+    was away or busy, else 500. `body`: the error as the API of the request encodes it."""
+    if error is None or not error.is_transient:
+        return json_response(body, 500)
+    response = json_response(body, 503)
+    response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER_S))
     return response
 
 

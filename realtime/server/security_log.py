@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from continuo.engine import LineLimit
 from continuo.realtime import metrics
-from continuo.realtime.server.line_limit import LineLimit
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.error_mapping import require_engine
 from continuo.realtime.generation.generation import Generation
+from continuo.realtime.generation.output_grammar import check_enforceable
 from continuo.realtime.generation.output_items import OutputItems
 from continuo.realtime.generation.prompt import Prompt, build_prompt
 from continuo.realtime.generation.tool_calls import make_output_parser
@@ -126,10 +127,11 @@ class ActiveResponses:
         context = None if command.context is None else tuple(map(self._resolve, command.context))
         if context is not None:
             self._text_limits.check_response(command.settings, context)
+        enforced_tools = await self._check_enforceable(command.settings)
         conversation = self._unit_of_work.conversation
         reads_conversation = command.is_out_of_band and context is None
         last_item_id = conversation.last_item_id if reads_conversation else None
-        prompt = await self._build_prompt(command.settings, context, conversation)
+        prompt = await self._build_prompt(command.settings, enforced_tools, context, conversation)
         response = Response(
             id=generate_id("resp"),
             conversation=None if command.is_out_of_band else self.conversation_id,
@@ -232,14 +234,23 @@ class ActiveResponses:
         task.add_done_callback(lambda _task: generation.turn_slot.release())
         return task
 
+    async def _check_enforceable(self, settings: GenerationSettings) -> frozenset[str]:
+        return await check_enforceable(
+            settings,
+            self._unit_of_work.conversation.template,
+            CreateSessionResponse.field_names,
+            self._engine.grammar_trials,
+        )
+
     async def _build_prompt(
         self,
         settings: GenerationSettings,
+        enforced_tools: frozenset[str],
         context: tuple[Item, ...] | None,
         now: Conversation,
     ) -> Prompt:
         """Build the prompt from the items `context`, or from the conversation `now` if `context` is
-        None.
+        None. `enforced_tools`: from `_check_enforceable`.
 
         Raises Refusal if there is no room for a single token of output.
         """
@@ -262,7 +273,7 @@ class ActiveResponses:
             else:
                 fresh = Conversation.start(now.template, settings)
                 conversation = fresh.with_spans(now.reuse_spans(context), tokens_max)
-            return build_prompt(conversation, settings, ready, param)
+            return build_prompt(conversation, settings, enforced_tools, ready, param)
 
         size += sum(count_chars(item) for item in context or ())
         only_appends = (
@@ -342,7 +353,8 @@ class ActiveResponses:
         settings = msgspec.structs.replace(settings, sampling=seeded)
         now = self._conversation_before(checkpoint, inputs)
         try:
-            prompt = await self._build_prompt(settings, inputs.context, now)
+            enforced_tools = await self._check_enforceable(settings)
+            prompt = await self._build_prompt(settings, enforced_tools, inputs.context, now)
         except Refusal:
             prompt = None
         if prompt is not None and not is_ours:

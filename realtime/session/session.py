@@ -103,6 +103,7 @@ class Session:
             active_responses=self._active_responses,
             idempotency_keys=idempotency_keys,
             model_text=engine.text,
+            grammar_trials=engine.grammar_trials,
             tenant_rate_limits=tenant.rate_limits,
             text_limits=TextLimits.for_model(engine.ready, unit_of_work.conversation.template),
         )
@@ -144,7 +145,7 @@ class Session:
 
         Sends a snapshot if `cursor` is None or cannot be replayed from exactly. `info`: the
         engine's report of the session; None if there is none. Raises Refusal."""
-        await self._resume_generation()
+        await self.resume_generation()
         kv = KVStatus.of(self.conversation, info).residency
         resume = msgspec.structs.replace(resume, kv_residency=kv)
         if cursor is not None:
@@ -265,9 +266,13 @@ class Session:
         info = await self._engine.fleet.inspect(session_id, within_s)
         return self.status_from({} if info is None else {info.session: info})
 
+    @property
+    def engine_session_id(self) -> str:
+        return self._unit_of_work.engine_session.session_id
+
     def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:
         """Return the status. `infos`: reports of the engine by engine session id."""
-        info = infos.get(self._unit_of_work.engine_session.session_id)
+        info = infos.get(self.engine_session_id)
         return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def cancel_responses(self) -> None:
@@ -334,12 +339,13 @@ class Session:
             )
 
     async def pause_generation(self) -> None:
-        """Pause active responses until a client resumes the session."""
+        """Pause active responses until a client resumes the session, or `resume_generation`."""
         self._is_paused = True
         with contextlib.suppress(EngineError):
             await self._active_responses.pause_all()
 
-    async def _resume_generation(self) -> None:
+    async def resume_generation(self) -> None:
+        """Continue active responses that were paused."""
         if self._is_paused:
             self._is_paused = False
             with contextlib.suppress(EngineError):

@@ -17,6 +17,7 @@ from continuo.realtime.store.backup_file import BackupEnd
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
+    LogEnd,
     NewSession,
     ResponseCheckpoint,
     RunningResponse,
@@ -73,6 +74,7 @@ __all__ = [
     "IdempotencyConflict",
     "IdempotentRequest",
     "LeaseLost",
+    "LogEnd",
     "NewSession",
     "ResponseCheckpoint",
     "ResponseNotFound",

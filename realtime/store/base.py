@@ -158,6 +158,14 @@ class WriteResult(msgspec.Struct, frozen=True):
     next_offset: int
 
 
+class LogEnd(NamedTuple):
+    """The end of a stored session, which each change of a session moves."""
+
+    entry_count: int
+    next_offset: int
+    """Number of the next event."""
+
+
 class SweepResult(msgspec.Struct, frozen=True):
     examined: int
     """Sessions whose deadline was checked, tombstones included."""
@@ -203,6 +211,12 @@ class Store(Protocol):
     def epoch(self) -> str:
         """The random identity of the store, made when it is first opened. Another epoch means that
         it is another store, or that its data was lost."""
+        ...
+
+    @property
+    def server_id(self) -> str:
+        """Identity of the server process, as of the last sweep. Another one means a restart, or a
+        failover to a replica: the last writes may be lost. Empty: unknown."""
         ...
 
     @property
@@ -288,8 +302,9 @@ class Store(Protocol):
         own call would raise. After StoreUnavailable, which batches were written is unknown."""
         ...
 
-    async def confirm(self, lease: SessionLease) -> None:
-        """Check that the lease still holds; if not, raise as any call with a lease does."""
+    async def confirm(self, lease: SessionLease, end: LogEnd | None = None) -> None:
+        """Check that the lease still holds; if not, raise as any call with a lease does. `end`: the
+        end that the stored session must have, else SessionDataLost; None: any."""
         ...
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:

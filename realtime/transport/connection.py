@@ -3,6 +3,9 @@
     socket ──recv──▶ decode ──▶ decode_command ──▶ session.execute
     socket ◀──send── outbox ◀── encode ◀────────── event log
 
+While the outbox is full, the responses are paused, and commands wait, because their answers would
+add to it. An interruption does not wait: you can cancel a response over a slow line.
+
 A bad frame is refused; too many in a row close the connection. When the connection ends, its
 session is parked, to be resumed by another connection, unless the session ends too.
 """
@@ -21,7 +24,11 @@ from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.commands import CreateSessionResponse
+from continuo.realtime.protocol.commands import (
+    CancelResponse,
+    CreateSessionResponse,
+    TruncateItem,
+)
 from continuo.realtime.protocol.realtime_api import (
     ClientEvent,
     CloseRequest,
@@ -43,6 +50,8 @@ from continuo.realtime.transport.socket import Socket, SocketClosed
 
 log = logging.getLogger(__name__)
 
+INTERRUPTIONS = (CancelResponse, TruncateItem, IgnoredAudioEvent, CloseRequest)
+"""Commands that stop output, or add none."""
 _CANCEL_TIMEOUT_S = 0.5
 """Time limit for cancelling responses before the connection is closed."""
 _FLUSH_TIMEOUT_S = 2.0
@@ -87,10 +96,13 @@ class Connection:
         tenant = registry.tenants.of(self._credentials.tenant)
         self._ledger = tenant.ledger
         hold = partial(self._ledger.hold, "output")
-        self._outbox = Outbox(socket, limits, self._dialect.encode, hold)
+        self._outbox = Outbox(socket, limits, self._dialect.encode, hold, self._on_full_outbox)
         self._encoder = Encoder(self._id, model, tenant.rate_limits.levels)
         self._session_request = session_request
         self._bad_frames = 0
+        self._session: Session | None = None
+        self._pausing: asyncio.Task[None] | None = None
+        """Pauses the responses while the outbox is full."""
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str]] = loop.create_future()
         self._is_closed_by_client = False
@@ -113,6 +125,9 @@ class Connection:
         except Refusal as refusal:
             await self.refuse(refusal)
             return
+        self._session = session
+        if self._outbox.is_full:
+            self._on_full_outbox()
         reading = asyncio.create_task(
             self._socket.account.timed(self._read, session), name=f"read {self._id}"
         )
@@ -122,6 +137,9 @@ class Connection:
             end = await self._wait_for_end(reading, sending, session)
         finally:
             reading.cancel()
+            if self._pausing is not None:
+                self._pausing.cancel()
+                await asyncio.gather(self._pausing, return_exceptions=True)
             if self._cancels_responses:
                 await self._cancel_active_responses(session, reading)
             await self._release_session(session)
@@ -130,6 +148,7 @@ class Connection:
                     await asyncio.wait_for(self._outbox.wait_until_sent(), _FLUSH_TIMEOUT_S)
             sending.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
+            self._session = self._pausing = None  # break reference cycles
             await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 
     async def _open_session(self) -> Session:
@@ -234,6 +253,18 @@ class Connection:
                 log.error("connection %s failed", self._id, exc_info=error)
                 return CloseCode.INTERNAL_ERROR, "a fault of the server"
 
+    def _on_full_outbox(self) -> None:
+        if self._session is not None and (self._pausing is None or self._pausing.done()):
+            self._pausing = asyncio.create_task(self._pause_until_room(self._session))
+
+    async def _pause_until_room(self, session: Session) -> None:
+        """Pause the responses of the session until the client has read enough."""
+        try:
+            await session.pause_generation()
+            await self._outbox.wait_for_room()
+        finally:
+            await session.resume_generation()
+
     def _send_event(self, emitted: EmittedEvent) -> None:
         events = self._encoder.encode(emitted.event, emitted.event_id.encode)
         if unseen := events[emitted.seen_parts :] if emitted.seen_parts else events:
@@ -241,7 +272,6 @@ class Connection:
 
     async def _read(self, session: Session) -> None:
         while True:
-            await self._outbox.wait_for_room()
             # No local variable: it would keep the last frame in memory while the client is idle.
             await self._handle_frame(await self._socket.recv(), session)
 
@@ -258,6 +288,8 @@ class Connection:
             event_id = event.event_id
             self._bad_frames = 0
             command = decode_command(event, session.settings, self._registry.settings, generate_id)
+            if not isinstance(command, INTERRUPTIONS):
+                await self._outbox.wait_for_room()
             match command:
                 case CloseRequest():
                     self._is_closed_by_client = True
@@ -279,13 +311,21 @@ class Connection:
                     await session.execute(command, _idempotent_request_of(event))
                     self._socket.account.credit()
         except BadFrame as refusal:
-            self._put_refusal(refusal, session, event_id)
+            await self._answer_refusal(refusal, session, event_id)
             self._count_bad_frame(refusal)
         except Refusal as refusal:
-            self._put_refusal(refusal, session, event_id)
+            await self._answer_refusal(refusal, session, event_id)
         except Exception:
             log.exception("session %s: a command failed", self._id)
-            self._put_refusal(internal_error(), session, event_id)
+            await self._answer_refusal(internal_error(), session, event_id)
+
+    async def _answer_refusal(
+        self, refusal: Refusal, session: Session, event_id: str | None
+    ) -> None:
+        """Send a refusal, and wait until the client has read enough: refusals are the answers that
+        a client can cause without limit."""
+        self._put_refusal(refusal, session, event_id)
+        await self._outbox.wait_for_room()
 
     def _put_refusal(self, refusal: Refusal, session: Session, event_id: str | None = None) -> None:
         metrics.refusals.labels(refusal.code).inc()

@@ -16,13 +16,17 @@ def _ignore(_size_bytes: int) -> None:
     pass
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Outbox:
     """The send queue of one connection.
 
     `put` sends events at once if the socket accepts them without waiting, else adds them to the
     backlog, which `run` sends. While the backlog is over its bound (`outbox_bytes_max`),
-    `wait_for_room` blocks the task that reads from the client. If the backlog is over the bound for
-    too long, or by far, or if the client does not read at all, `run` raises ConnectionCloseError.
+    `wait_for_room` blocks what would add to it. If the backlog is over the bound for too long, or
+    by far, or if the client does not read at all, `run` raises ConnectionCloseError.
     """
 
     def __init__(
@@ -31,13 +35,20 @@ class Outbox:
         limits: Limits,
         encode: Callable[[ServerEvent], bytes | None] = encode_frame,
         hold: Callable[[int], None] = _ignore,
+        on_full: Callable[[], None] = _do_nothing,
     ) -> None:
-        """`encode`: returns the frame of an event, or None if the client does not get it. `hold`:
-        called with each change of the bytes that wait."""
+        """Args:
+        socket: to one client.
+        limits: on the bytes that wait, and on the time that they may.
+        encode: returns the frame of an event, or None if the client does not get it.
+        hold: called with each change of the bytes that wait.
+        on_full: called when the backlog exceeds its bound.
+        """
         self._socket = socket
         self._limits = limits
         self._encode = encode
         self._hold = hold
+        self._on_full = on_full
         self._held_bytes = 0
         self._backlog = Backlog(encode)
         self._filled: asyncio.Future[None] | None = None
@@ -73,8 +84,14 @@ class Outbox:
             self._slow_timer = loop.call_later(
                 self._limits.outbox_over_limit_s_max, self._disconnect_slow_reader
             )
+            self._on_full()
         if self._backlog.size_bytes > self._limits.outbox_snapshot_bytes_max:
             self._disconnect_slow_reader()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the backlog is over its bound."""
+        return self._room is not None
 
     async def wait_for_room(self) -> None:
         """Wait until the backlog is within its bound."""
@@ -134,7 +151,7 @@ class Outbox:
     def close(self) -> None:
         """Release what waits, when the connection has ended."""
         self._charge(0)
-        self._hold = _ignore
+        self._hold, self._on_full = _ignore, _do_nothing
 
     def _charge(self, size_bytes: int) -> None:
         if size_bytes != self._held_bytes:

@@ -117,6 +117,16 @@ async def large_session_update(server: Address, random: Random, tally: Tally) ->
     peer.reset()
 
 
+async def costly_schemas(server: Address, random: Random, tally: Tally) -> None:
+    """Strict functions whose schemas would take minutes and gigabytes to compile."""
+    multiples = [999_983 - 2 * random.randrange(10_000) for _ in range(5)]
+    schema = {"allOf": [{"type": "integer", "multipleOf": multiple} for multiple in multiples]}
+    parameters = {"type": "object", "properties": {"count": schema}}
+    tool = {"type": "function", "name": "count", "strict": True, "parameters": parameters}
+    body = {"model": "demo", "input": "Hello!", "tools": [tool]}
+    await _in_parallel(4, lambda: post(server, "/v1/responses", body, tally))
+
+
 async def unfinished_messages(server: Address, random: Random, tally: Tally) -> None:
     """40 frames of 19 MiB and 40 bodies of 15 MiB without the last byte."""
     await asyncio.gather(
@@ -285,6 +295,7 @@ ATTACKS: dict[str, Attack] = {
         large_tools,
         large_input,
         large_session_update,
+        costly_schemas,
         unfinished_messages,
         empty_continuations,
         foreign_sessions,

@@ -56,12 +56,16 @@ class Server:
 
     def engines(self) -> list[int]:
         """Process ids of the engines; a new one means that an engine has died."""
-        return self.process.children()
+        return [pid for pid in self.process.children() if _is_engine(pid)]
 
     def faults(self) -> list[str]:
         """Lines of the log that no client may cause."""
         bad = ("Traceback", "ERROR", "CRITICAL", "Task exception", "never retrieved")
         return [line for line in self.process.output.splitlines() if any(b in line for b in bad)]
+
+
+def _is_engine(pid: int) -> bool:
+    return b"continuo.engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tests.faults import (
     slow_readers,
     soaking,
     stores,
+    strangers,
     upgrading,
     upstreams,
 )
@@ -44,6 +45,7 @@ _ALL = (
     *slow_readers.ROWS,
     *soaking.ROWS,
     *stores.ROWS,
+    *strangers.ROWS,
     *upgrading.ROWS,
     *upstreams.ROWS,
 )

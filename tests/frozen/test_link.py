@@ -1,5 +1,6 @@
 """Tests of the bytes between gateway and engine: they are as frozen, whatever the class names."""
 
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ def test_link_parts_are_the_frozen_parts() -> None:
 
 @pytest.mark.parametrize(("part", "union"), [("commands", EngineCommand), ("events", EngineEvent)])
 def test_frozen_messages_decode_and_encode_to_the_same_bytes(part: str, union: Any) -> None:
-    decoder = msgspec.msgpack.Decoder(list[union])
+    frame_type: Any = GenericAlias(list, (union,))
+    decoder: Any = msgspec.msgpack.Decoder(frame_type)
     messages = [bytes.fromhex(text) for text in link.frozen()[part].values()]
     frame = bytes((0xDC, *len(messages).to_bytes(2, "big"))) + b"".join(messages)
     assert [msgspec.msgpack.encode(message) for message in decoder.decode(frame)] == messages

@@ -31,6 +31,7 @@ from continuo.realtime.store import Store, open_store
 from tests.simulation.hosts import HostSettings, SimulatedEngine
 from tests.simulation.network import Network, NetworkLoop
 from tests.simulation.virtual import SimulatedProcess, discard_tasks, virtual_time
+from tests.support.grammar_trials import TrialsHere
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -138,7 +139,7 @@ class VirtualServer:
         await self._ready
 
     async def _serve(self) -> None:
-        engine = EngineClient()
+        engine = EngineClient(grammar_trials=TrialsHere())
         engine.fleet.add("engine", 1)
         await engine.wait_until_ready()
         self.app = build_app(engine, SETTINGS, self._store)

@@ -15,6 +15,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from continuo.engine.architectures.config_fields import APPLIED_BY_TYPE, known_fields
+from continuo.engine.architectures.families import FAMILIES
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES
@@ -27,7 +28,6 @@ from tests.support.config_changes import (
     Change,
     Outcome,
     changed_config,
-    list_architectures,
     list_changes,
     saved_config,
     try_change,
@@ -80,7 +80,7 @@ def test_change_of_a_field_has_the_outcome_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", list_architectures())
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_change_of_a_field_has_the_outcome_of_the_table(
     architecture: str, request: pytest.FixtureRequest
 ) -> None:
@@ -115,7 +115,7 @@ def record(architecture: str, row: str) -> None:
     PAGE.write_text("\n".join([*kept, row]) + "\n", "utf-8")
 
 
-@pytest.mark.parametrize("architecture", list_architectures())
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_field_of_transformers_is_known(architecture: str) -> None:
     """Also those that its class has and a saved config lacks."""
     values = saved_config(architecture)
@@ -128,11 +128,11 @@ def test_every_field_of_transformers_is_known(architecture: str) -> None:
 def test_table_has_every_architecture_once() -> None:
     rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `")]
     named = sorted(line.split("`")[1] for line in rows)
-    assert named == sorted(list_architectures())
+    assert named == sorted(FAMILIES)
 
 
 def test_every_type_of_text_part_has_fields() -> None:
-    types = {saved_config(name)["model_type"] for name in list_architectures()}
+    types = {saved_config(name)["model_type"] for name in FAMILIES}
     assert types - APPLIED_BY_TYPE.keys() == set()
 
 

@@ -17,7 +17,7 @@ from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.server.clients import Clients
-from continuo.engine.server.listener import listen
+from continuo.engine.server.listener import Listener
 from continuo.engine.text import ModelText
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -31,6 +31,7 @@ from tests.simulation.network import Endpoint
 from tests.simulation.storage import SimulatedStoreClient
 from tests.simulation.virtual import SimulatedProcess, VirtualLoop
 from tests.support.digest_runner import DigestRunner, make_engine_ready
+from tests.support.grammar_trials import TrialsHere
 
 LIMITS = Limits(
     resume_window_s=90.0,
@@ -112,7 +113,7 @@ class SimulatedEngine:
         self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        await listen(ListenerConfig(fd=socket.socket().detach()), self.clients, self._ready)
+        Listener(ListenerConfig(fd=socket.socket().detach()), self.clients, self._ready)
         await self._loop.run(self.sessions, self.clients.send_all)
 
     def check_empty(self) -> None:
@@ -143,7 +144,7 @@ class SimulatedGateway:
         self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        engine = EngineClient()
+        engine = EngineClient(grammar_trials=TrialsHere())
         for name in self._engines:
             engine.fleet.add(name, 1)
         await engine.wait_until_ready()

@@ -28,9 +28,22 @@ class Endpoint:
         self.process = process
         self.peer: Endpoint = self
         self.is_open = True
-        self.on_data: Callable[[Any], None] = _ignore
+        self.on_data: Callable[[Any], None] = self._keep
+        self._early: list[Any] = []
+        """Data that was received before `attach`."""
         self.on_lost: Callable[[Any], None] = _ignore
         self._last_s = 0.0
+
+    def attach(self, on_data: Callable[[Any], None], on_lost: Callable[[Any], None]) -> None:
+        """Set the callbacks of an accepted connection, and call them for what has happened."""
+        self.on_data, self.on_lost = on_data, on_lost
+        for data in self._early:
+            on_data(data)
+        if not self.is_open:
+            on_lost(None)
+
+    def _keep(self, data: Any) -> None:
+        self._early.append(data)
 
     def send(self, data: Any) -> None:
         if self.is_open:
@@ -150,31 +163,36 @@ class NetworkLoop(VirtualLoop):
         assert process is not None, "no process in this context"
         link = self.network.link(process, server.process)
         local, remote = link.endpoints
-        protocol = protocol_factory()
-        transport = SimulatedTransport(local, protocol)
-        local.deliver(lambda: server.accept(remote))
-        protocol.connection_made(transport)
-        return transport, protocol
+        local.deliver(lambda: server.accepted.put_nowait(remote))
+        return _connect(local, protocol_factory())
 
-    async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
-        options["sock"].close()
+    async def sock_accept(self, sock: Any) -> Any:
+        sock.close()
         process = CURRENT_PROCESS.get()
         assert process is not None, "no process in this context"
-        self.network.servers[process.name] = server = Listener(protocol_factory, process)
-        return server
+        server = self.network.servers.get(process.name)
+        if server is None or server.process is not process:
+            self.network.servers[process.name] = server = Listener(process)
+        return await server.accepted.get(), ("127.0.0.1", 0)
+
+    async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **_: Any) -> Any:
+        return _connect(sock, protocol_factory())
 
 
 class Listener:
-    def __init__(self, factory: Callable[[], Any], process: SimulatedProcess) -> None:
-        self._factory = factory
+    """The listening socket of a process, and the connections that wait to be accepted."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
         self.process = process
+        self.accepted: asyncio.Queue[Endpoint] = asyncio.Queue()
 
-    def is_serving(self) -> bool:
-        return True
 
-    def accept(self, end: Endpoint) -> None:
-        protocol = self._factory()
-        protocol.connection_made(SimulatedTransport(end, protocol))
+def _connect(end: Endpoint, protocol: Any) -> tuple["SimulatedTransport", Any]:
+    """Connect a protocol to its end of a connection."""
+    transport = SimulatedTransport(end, protocol)
+    protocol.connection_made(transport)
+    end.attach(protocol.data_received, lambda reason: protocol.connection_lost(None))
+    return transport, protocol
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -184,8 +202,6 @@ class SimulatedTransport(asyncio.Transport):
         super().__init__({"ssl_object": self})  # prevents writes to the raw socket
         self._end = end
         self._protocol = protocol
-        end.on_data = protocol.data_received
-        end.on_lost = lambda reason: protocol.connection_lost(None)
 
     def write(self, data: Any) -> None:
         self._end.send(bytes(data))

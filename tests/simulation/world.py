@@ -460,7 +460,7 @@ async def check_shutdown(simulation: Simulation) -> None:
     for gateway in simulation.gateways.values():
         registry = gateway.registry
         assert registry is not None, f"{gateway.name} did not get ready: {gateway.run_task}"
-        assert registry.list_sessions("") == [], "a gateway keeps an ended session"
+        assert not registry.open_sessions.of_tenant(""), "a gateway keeps an ended session"
         gateway.process.context.run(gateway.stop_requested.set)
     async with asyncio.timeout(RECOVERY_TIMEOUT_S):
         await asyncio.gather(*(gateway.run_task for gateway in simulation.gateways.values()))

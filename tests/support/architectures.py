@@ -89,32 +89,36 @@ def _native_wrapper(
 
 
 def _olmo_hybrid(**differences: Any) -> Any:
-    """Make a model that is saved as publishers do. Transformers 5.24 renames a norm of the other
-    layers as well when it saves one, and cuts its convolutions at the wrong places."""
     model = small_model("OlmoHybrid", **differences)
-    model.config.architectures = [type(model).__name__]
-    sizes = [model.model.layers[0].linear_attn.key_dim] * 2
-    sizes.append(model.model.layers[0].linear_attn.value_dim)
-
-    def save(folder: Path) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            if ".conv1d." in name:
-                parts = zip("qkv", tensor.split(sizes), strict=True)
-                tensors |= {name.replace(".conv1d", f".{x}_conv1d"): part for x, part in parts}
-                continue
-            layer = name.removeprefix("model.layers.").partition(".")[0]
-            if f"model.layers.{layer}.linear_attn.A_log" in model.state_dict():
-                name = name.replace("input_layernorm", "attention_layer_norm")
-                name = name.replace("post_attention_layernorm", "feedforward_layer_norm")
-            tensors[name] = tensor
-        save_file(
-            {name: x.contiguous() for name, x in tensors.items()}, folder / "model.safetensors"
-        )
-        model.config.save_pretrained(folder)
-
-    model.save_pretrained = save
+    model.save_pretrained = partial(save_olmo_hybrid, model)
     return model
+
+
+def save_olmo_hybrid(model: Any, folder: Path) -> None:
+    """Save a model as its publisher does. Transformers 5.24 renames a norm of the other layers as
+    well when it saves one, and cuts its convolutions at the wrong places."""
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    tensors: dict[str, torch.Tensor] = {}
+    mixers = {
+        f"model.layers.{number}": layer.linear_attn
+        for number, layer in enumerate(model.model.layers)
+        if hasattr(layer, "linear_attn")
+    }
+    for name, tensor in model.state_dict().items():
+        mixer = mixers.get(".".join(name.split(".")[:3]))
+        if mixer is not None and ".conv1d." in name:
+            sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
+            parts = zip("qkv", tensor.split(sizes), strict=True)
+            tensors |= {name.replace(".conv1d", f".{x}_conv1d"): part for x, part in parts}
+            continue
+        if mixer is not None:
+            name = name.replace("input_layernorm", "attention_layer_norm")
+            name = name.replace("post_attention_layernorm", "feedforward_layer_norm")
+        tensors[name] = tensor
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    save_file({name: x.contiguous() for name, x in tensors.items()}, folder / "model.safetensors")
 
 
 MIXTURE: dict[str, Any] = {"num_experts_per_tok": 2}

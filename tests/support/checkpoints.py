@@ -271,6 +271,7 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         [],
     ),
     "minicpm5": (["<s>"], {"bos_token": "<s>", "eos_token": "<|im_end|>"}, THINK),
+    "reka_edge": (["<sep>"], {"eos_token": "<sep>"}, QWEN_TAG_TOKENS),
     "llama3_2_pythonic": (
         ["<|begin_of_text|>", "<|python_tag|>"],
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from continuo.engine.batch import BatchResult, BatchRow, Geometry
+from continuo.engine.batch import BatchRow, Geometry, Runner
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.cache.radix_tree import RadixTree
 from continuo.engine.core.counters import Counters
@@ -57,17 +57,22 @@ class CoreHarness:
         speculation: Speculation | Callable[[RadixTree], Speculation] | None = None,
         audit_every: int = 1,
         allows_misplaced: bool = False,
+        device: Runner[Any] | None = None,
         **memory: Any,
     ) -> None:
         """`vocabulary`: number of valid input ids; the null device draws only ids below
         VOCABULARY. `speculation`: or a function that makes it for a prefix tree. `audit_every`:
         launches and collections from one audit of the cache to the next. `allows_misplaced`: rows
-        need not begin where the KV of their sequence ends. `memory`: further fields of Geometry."""
-        limit = min(max_model_len, pages * page_size)
-        geometry = Geometry(
-            pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
-        )
-        self.runner = DigestRunner(geometry)
+        need not begin where the KV of their sequence ends. `device`: a model's runner, in place of
+        the null device; the sizes are then its own. `memory`: further fields of Geometry."""
+        if device is None:
+            limit = min(max_model_len, pages * page_size)
+            device = DigestRunner(
+                Geometry(
+                    pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
+                )
+            )
+        self.device, geometry = device, device.geometry
         self.cache = SessionAwareCache.for_geometry(geometry, blanks_pages=True)
         if callable(speculation):
             speculation = speculation(self.cache.tree)
@@ -78,9 +83,10 @@ class CoreHarness:
         self.now = 1000.0
         self.events: list[EngineEvent] = []
         self._loop = EngineLoop(
-            self.runner, self.cache, self.scheduler, self.counters, speculation=speculation
+            device, self.cache, self.scheduler, self.counters, speculation=speculation
         )
-        self._in_flight: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
+        self._in_flight: deque[tuple[PreparedStep, Any]] = deque()
+        """Each step launched and not yet collected, with its ticket or the error of its launch."""
         self._pages: deque[list[tuple[bytes, ...]]] = deque()
         """Page tables of the rows of each step in flight, copied at launch; a table must not change
         until its step is collected."""
@@ -96,6 +102,11 @@ class CoreHarness:
             emit=self._loop.emit,
             clock=lambda: self.now,
         )
+
+    @property
+    def runner(self) -> DigestRunner:
+        assert isinstance(self.device, DigestRunner)
+        return self.device
 
     # ---- commands -------------------------------------------------------------------------
 
@@ -157,7 +168,7 @@ class CoreHarness:
     # ---- steps ----------------------------------------------------------------------------
 
     def launch(self) -> PreparedStep | None:
-        """Plan a step and run it on the null device; its result takes effect in `collect`.
+        """Plan a step and launch it on the device; its result takes effect in `collect`.
 
         Returns None if no row can run.
         """
@@ -168,18 +179,18 @@ class CoreHarness:
             return None
         if not self._allows_misplaced:
             self._check_starts(step)
-        result: BatchResult | Exception
+        ticket: Any
         try:
             if step.refusal is not None:
                 raise step.refusal
-            result = self.runner.launch(step.batch)
+            ticket = self.device.launch(step.batch)
         except Exception as error:
             follows_failed_step = any(isinstance(each, Exception) for _, each in self._in_flight)
             is_expected = isinstance(error, RuntimeError | MisplacedRows)
             if not is_expected and not follows_failed_step:
                 raise
-            result = error.with_traceback(None)  # as the loop does; else it would be garbage
-        self._in_flight.append((step, result))
+            ticket = error.with_traceback(None)  # as the loop does; else it would be garbage
+        self._in_flight.append((step, ticket))
         self._pages.append(list(map(_page_tables, step.batch.rows)))
         self._audit()
         return step
@@ -196,15 +207,15 @@ class CoreHarness:
 
     def collect(self) -> None:
         """Apply the result of the oldest step in flight."""
-        step, result = self._in_flight.popleft()
+        step, ticket = self._in_flight.popleft()
         assert self._pages.popleft() == list(map(_page_tables, step.batch.rows))
-        if isinstance(result, Exception):
+        if isinstance(ticket, Exception):
             failed = [step, *(each for each, _ in self._in_flight)]
             self._in_flight.clear()
             self._pages.clear()
-            self._loop.apply_failure(failed, result, self.sessions)
+            self._loop.apply_failure(failed, ticket, self.sessions)
         else:
-            self._loop.apply_result(step, result, self.sessions)
+            self._loop.apply_result(step, self.device.collect(ticket), self.sessions)
         self._take_events()
         self._audit()
 

@@ -24,14 +24,14 @@ from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.server.assembly import EngineCore, assemble
-from continuo.engine.server.clients import Clients
-from continuo.engine.server.listener import listen
+from continuo.engine.server.listener import Listener
 from continuo.engine.server.upstream_assembly import UpstreamCore
 from continuo.engine.text import ModelText
 from continuo.engine.upstream.loop import UpstreamLoop
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
+from tests.support.grammar_trials import TrialsHere
 from tests.support.waiting import POLL_S
 
 
@@ -56,8 +56,6 @@ def write_tiny_model(folder: Path) -> Path:
     return folder
 
 
-ACCEPT_S = 0.05
-"""Time within which a connection that reached the socket of an engine is accepted."""
 RunnerFactory = Callable[[], Runner[Any]]
 RunningCore = EngineCore[Any] | UpstreamCore
 SpeculationFactory = Callable[[], Speculation]
@@ -107,7 +105,7 @@ class EngineHarness:
         """Event that `launch` waits for; set unless a test clears it."""
         self.launch_allowed.set()
         self._listener: socket.socket | None = None
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._files: dict[str, str | None] = {}
         self.exit_stack = contextlib.AsyncExitStack()
         """Resources that `close` releases after the engine has stopped."""
@@ -173,15 +171,11 @@ class EngineHarness:
         self._link.abort()
         if self._server is not None:
             self._server.close()
-            # and those that were just being accepted
-            loop, killed = asyncio.get_running_loop(), self.clients
-            loop.call_later(ACCEPT_S, self.disconnect_clients, killed)
         self.disconnect_clients()
 
-    def disconnect_clients(self, clients: Clients | None = None) -> None:
-        """Disconnect the clients that are connected over the network. `clients`: those of an
-        engine that was killed."""
-        for client in list((clients or self.clients).connected):
+    def disconnect_clients(self) -> None:
+        """Disconnect the clients that are connected over the network."""
+        for client in list(self.clients.connected):
             if client.disconnect is not None:
                 client.disconnect()
 
@@ -205,7 +199,7 @@ class EngineHarness:
         if self._server is not None:
             self._server.close()
         listening = ListenerConfig(fd=listener.dup().detach(), **self._files)
-        self._server = await listen(listening, self.clients, self.ready)
+        self._server = Listener(listening, self.clients, self.ready)
 
     async def wait_until_empty(self) -> None:
         """Wait until the engine has no session. Raises TimeoutError after 20 s."""
@@ -244,7 +238,7 @@ async def running_engine(
     """Run an engine and its client; `make` creates the runner of each launch, `speculation` its
     drafts."""
     harness = EngineHarness(folder, make, rows, scheduler, speculation, max_group_share)
-    harness.engine = EngineClient(harness.launch)
+    harness.engine = EngineClient(harness.launch, grammar_trials=TrialsHere())
     await harness.engine.connect()
     try:
         yield harness

@@ -29,8 +29,8 @@ def write_gguf(
     the file has, by their names in the folder.
 
     `kind`: type of the matrices; `kinds`: that of those whose name in the file contains a key;
-    `metadata`: further keys; `pre`: pre-tokenizer. A Q4_K, Q5_K or Q6_K has random bytes for
-    weights.
+    `metadata`: further keys, or other values of keys; None removes a key; `pre`: pre-tokenizer. A
+    Q4_K, Q5_K or Q6_K has random bytes for weights.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = config["model_type"].removesuffix("_text")
@@ -38,7 +38,9 @@ def write_gguf(
     _add_config(writer, config)
     _add_tokenizer(writer, folder, config, pre)
     for key, value in (metadata or {}).items():
-        _add_value(writer, key, value)
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            _add_value(writer, key, value)
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
     )
@@ -152,7 +154,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any], pre: str) 
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
         writer.add_token_list([f"<{id}>" for id in range(size)])
-        writer.add_token_merges([])
+        writer.add_token_merges(["<0> <1>"])
         return
     state = json.loads(path.read_text())
     vocabulary: dict[str, int] = dict(state["model"]["vocab"])
@@ -199,5 +201,7 @@ def _add_value(writer: Any, key: str, value: Any) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         writer.add_float32(key, value)

@@ -8,6 +8,8 @@ equals that of one fresh prefill; each turn ends once; the audit holds after eve
 import random
 from typing import Any
 
+from continuo.engine.batch import Runner
+from continuo.engine.core.speculation import Speculation
 from continuo.engine.wire.messages import (
     AppendIds,
     CancelTurn,
@@ -35,9 +37,23 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "logprobs": 2}
 
 
 class RandomHistory:
-    def __init__(self, world: World, source: random.Random, seed: int) -> None:
-        """`source`: draws the commands; `seed`: of the drafts and the common heads. With drafts,
-        half of the turns are sampled."""
+    """Random commands on the null device. A subclass may have another device, and say what it
+    draws."""
+
+    ids_max = 3
+    """Largest id of an append. Sessions whose ids are few share prefixes."""
+    drafted_turns = ({}, SAMPLED)
+    """Sampling parameters of a turn with drafts: one of these."""
+
+    def __init__(
+        self,
+        world: World,
+        source: random.Random,
+        seed: int,
+        device: Runner[Any] | None = None,
+    ) -> None:
+        """`source`: draws the commands; `seed`: of the drafts and the common heads. `device`: in
+        place of the null device."""
         self.world, self.source = world, source
         self.drafts = random.Random(seed) if world.has_drafts else None
         self.core = CoreHarness(
@@ -50,7 +66,8 @@ class RandomHistory:
             max_group_share=world.max_group_share,
             audit_every=world.audit_every,
             scheduler=world.scheduler,
-            speculation=oracle_speculation(self.drafts) if self.drafts is not None else None,
+            speculation=self.make_speculation(self.drafts) if self.drafts is not None else None,
+            device=device,
             **world.memory,
         )
         self.turns = 0
@@ -58,6 +75,8 @@ class RandomHistory:
         self.prompts: dict[str, tuple[str, list[int], Sampling]] = {}
         """The session of each turn, its log when the turn began, and its sampling parameters."""
         self.logs: dict[str, ReferenceTokenLog] = {}
+        self.compared = 0
+        """Number of ids that were compared with one fresh prefill."""
         self.pending: dict[int, LoopCommand] = {}
         self.received = 0
         """Number of events received."""
@@ -69,9 +88,12 @@ class RandomHistory:
         if world.has_heads:
             self.append_heads(random.Random(seed))
 
+    def make_speculation(self, source: random.Random) -> Speculation:
+        return oracle_speculation(source)
+
     def append_heads(self, source: random.Random) -> None:
         """Let the prompts of all sessions begin alike for a while, so that they branch."""
-        longest = self.core.runner.geometry.max_model_len // 2
+        longest = self.core.device.geometry.max_model_len // 2
         for session in self.logs:
             head = [n % 4 for n in range(source.randint(1, longest))]
             self.send(AppendIds(self.core.next_number(), session, head))
@@ -100,7 +122,8 @@ class RandomHistory:
         core, source = self.core, self.source
         session = source.choice(list(core.sessions._sequences))
         length = len(core.sequence(session).ids)
-        few = [source.randint(0, 3) for _ in range(source.randint(1, self.world.append_max))]
+        count = source.randint(1, self.world.append_max)
+        few = [source.randint(0, self.ids_max) for _ in range(count)]
         if source.random() < self.world.talk:
             self.talk(session, few)
             return
@@ -142,7 +165,7 @@ class RandomHistory:
     def generate(self, session: str) -> None:
         self.turns += 1
         limit, priority = self.source.randint(1, self.world.output_max), self.turns % 3 - 1
-        chosen = self.drafts.choice([{}, SAMPLED]) if self.drafts is not None else {}
+        chosen = self.drafts.choice(self.drafted_turns) if self.drafts is not None else {}
         sampling = Sampling(max_tokens=limit, priority=priority, **chosen)
         self.send(Generate(self.core.next_number(), session, f"t{self.turns}", sampling))
 
@@ -236,8 +259,15 @@ class RandomHistory:
         assert sorted(ends) == sorted(self.prompts), "each turn ends exactly once"
         for turn, (session, prompt, sampling) in self.prompts.items():
             output, end = self.core.turn_ids(session, turn), self.core.turn_end(session, turn)
-            assert output == oracle(prompt, len(output), sampling=sampling, seed=end.seed)
+            self.check_output(prompt, output, sampling, end.seed)
+            self.compared += len(output)
             assert (end.output_tokens, end.prompt_tokens) == (len(output), len(prompt))
+
+    def check_output(
+        self, prompt: list[int], output: list[int], sampling: Sampling, seed: int
+    ) -> None:
+        """Compare an output with that of one fresh prefill of its prompt."""
+        assert output == oracle(prompt, len(output), sampling=sampling, seed=seed)
 
 
 def small_history(seed: int, kind: str = "full", *, has_drafts: bool = False) -> RandomHistory:

@@ -18,6 +18,7 @@ from continuo.engine.upstream.model_check import ModelCheck
 from continuo.engine.upstream.server import UpstreamServer
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 from tests.support.engines import EngineHarness, RunningCore
+from tests.support.grammar_trials import TrialsHere
 from tests.support.ports import free_port
 from tests.support.upstream_servers import FakeLlama, FakeServer, FakeVllm, serve_fake
 
@@ -76,7 +77,7 @@ def _make_no_runner() -> DigestRunner:
 async def engine_on(url: str, folder: Path, vocab_size: int) -> AsyncIterator[ServerHarness]:
     """Run an engine on the server at `url`, and a client of the engine."""
     harness = ServerHarness(folder, url, vocab_size)
-    harness.engine = EngineClient(harness.launch)
+    harness.engine = EngineClient(harness.launch, grammar_trials=TrialsHere())
     await harness.engine.connect()
     try:
         yield harness
@@ -89,7 +90,7 @@ async def upstream_engine(folder: Path, fake: FakeServer) -> AsyncIterator[Upstr
     """Run a fake server, an engine on it, and a client of the engine."""
     harness = UpstreamHarness(folder, fake)
     await harness.start_server()
-    harness.engine = EngineClient(harness.launch)
+    harness.engine = EngineClient(harness.launch, grammar_trials=TrialsHere())
     await harness.engine.connect()
     try:
         yield harness

@@ -1,7 +1,8 @@
-"""python -m tests.worlds [--minutes M] [--seed S] [--worlds N]: live random histories in crowded
-worlds (tests/support/worlds.py), one from each seed, until the time is over or one fails.
+"""python -m tests.worlds [--minutes M] [--seed S] [--worlds N] [--models]: live random histories in
+crowded worlds (tests/support/worlds.py), one from each seed, until the time is over or one fails.
 
-A failure names its seed; `--seed S --worlds 1` repeats it.
+A failure names its seed; `--seed S --worlds 1` repeats it. With --models, small models compute the
+histories, and transformers one fresh prefill of each output (tests/support/model_history.py).
 """
 
 import argparse
@@ -25,7 +26,7 @@ def live(
     """Live the worlds from the seed `first` on, at most `worlds` of them (None: any number) and for
     at most `minutes`. Returns the seed of the first one that fails, or None."""
     began_s = reported_s = time.monotonic()
-    seed, turns, retractions = first, 0, 0
+    seed, turns, ids, retractions = first, 0, 0, 0
     while worlds is None or seed < first + worlds:
         history = make_history(seed)
         try:
@@ -36,6 +37,7 @@ def live(
             return seed
         seed += 1
         turns += len(history.prompts)
+        ids += history.compared
         retractions += history.core.scheduler.admission.retractions
         now_s = time.monotonic()
         is_over = now_s - began_s >= 60 * minutes
@@ -43,7 +45,7 @@ def live(
             reported_s = now_s
             print(
                 f"{now_s - began_s:6.0f} s  {seed - first:,} worlds, {turns:,} turns, "
-                f"{retractions:,} retractions, next seed {seed}",
+                f"{ids:,} ids compared, {retractions:,} retractions, next seed {seed}",
                 flush=True,
             )
         if is_over:
@@ -56,9 +58,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, metavar="M")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first world")
     parser.add_argument("--worlds", type=int, metavar="N", help="at most so many")
+    parser.add_argument("--models", action="store_true", help="on small models")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # of the steps that fail on purpose
-    return int(live(options.seed, options.worlds, options.minutes) is not None)
+    make_history: Callable[[int], RandomHistory] = crowded_history
+    if options.models:
+        from tests.support.model_history import model_history
+
+        make_history = model_history
+    return int(live(options.seed, options.worlds, options.minutes, make_history) is not None)
 
 
 if __name__ == "__main__":

@@ -1079,16 +1079,16 @@ MUTANTS = [
         "a row has drafts before the end of the log",
         PACKING,
         (
-            "if sequence.promised or self._fault_isolation or not is_last:",
-            "if sequence.promised or self._fault_isolation:",
+            "if sequence.promised or self._fault_isolation.groups or not is_last:",
+            "if sequence.promised or self._fault_isolation.groups:",
         ),
     ),
     _bug(
         "a fed row has drafts",
         PACKING,
         (
-            "if sequence.promised or self._fault_isolation or not is_last:",
-            "if self._fault_isolation or not is_last:",
+            "if sequence.promised or self._fault_isolation.groups or not is_last:",
+            "if self._fault_isolation.groups or not is_last:",
         ),
     ),
     _bug(
@@ -1103,7 +1103,7 @@ MUTANTS = [
         "a faulty row is searched with drafts",
         PACKING,
         (
-            "if sequence.promised or self._fault_isolation or not is_last:",
+            "if sequence.promised or self._fault_isolation.groups or not is_last:",
             "if sequence.promised or not is_last:",
         ),
     ),

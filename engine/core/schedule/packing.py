@@ -4,8 +4,8 @@ and reserves their pages.
 A turn that lacks pages takes them from idle leases, then from turns after it, which are retracted.
 No turn takes pages from the oldest one, so turns always finish.
 
-A row that reaches the end of the log may bring drafts (speculation). They take tokens that no other
-row needs, and pages that no other turn has. No row has drafts while a faulty one is searched.
+A row at the end of the log may have drafts (speculation), of tokens and pages that no other turn
+needs. No row has drafts while a faulty one is searched.
 """
 
 from array import array
@@ -43,12 +43,12 @@ class StepRows:
 
     def add(self, row: ScheduledRow) -> None:
         """Add a row, for which pages are reserved."""
-        sequence, start, tokens = row.sequence, row.start, row.tokens
-        assert sequence not in self.rows, "a sequence has one row in a step"
-        self.rows[sequence] = row
+        sequence, tokens, rows = row.sequence, row.tokens, self.rows
+        assert sequence not in rows, "a sequence has one row in a step"
+        rows[sequence] = row
         self.remaining_tokens -= tokens
         self.remaining_rows -= 1
-        self._attention += tokens * start + tokens * tokens // 2 if tokens > 1 else start
+        self._attention += tokens * row.start + tokens * tokens // 2 if tokens > 1 else row.start
         if tokens > 1 and tokens - len(row.drafts) > 1:
             served = tokens / sequence.weight
             self.served[sequence.group] = self.served.get(sequence.group, 0.0) + served
@@ -139,7 +139,8 @@ class Packer:
     ) -> bool:
         """Add a row of up to `count` tokens and of `drafts`, if there are pages for it. Returns
         whether there are."""
-        count = self._cache.components.fit_row(sequence.lease, count)
+        if self._cache.has_components:
+            count = self._cache.components.fit_row(sequence.lease, count)
         if not self._cache.reserve(sequence.lease, count + len(drafts)):
             return False
         tokens, turn = count + len(drafts), sequence.turn
@@ -158,7 +159,7 @@ class Packer:
         """Return the drafts behind the next `count` tokens of a turn, if these are known and the
         last ones of its log. A token is left for each further row of the step."""
         is_last = sequence.launched + count >= len(sequence.ids)
-        if sequence.promised or self._fault_isolation or not is_last:
+        if sequence.promised or self._fault_isolation.groups or not is_last:
             return NO_DRAFTS
         room = step.remaining_tokens - count - (step.remaining_rows - 1)
         drafts = speculation.propose(sequence, room)

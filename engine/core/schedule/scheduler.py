@@ -137,7 +137,8 @@ class Scheduler:
     @property
     def is_isolating_fault(self) -> bool:
         """Whether the rows of each step are restricted by the search for a faulty row."""
-        return bool(self.fault_isolation) and self.fault_isolation.is_searching(self._has_work)
+        search = self.fault_isolation
+        return bool(search.groups) and search.is_searching(self._has_work)
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ class Scheduler:
         if not (self.admission.turns or self._appends):
             self._overdue, self._is_claiming = None, False
             return StepPlan([], StepLoad())
-        plan = self._plan_suspects() if self.fault_isolation else self._plan_selected(None)
+        plan = self._plan_suspects() if self.fault_isolation.groups else self._plan_selected(None)
         if plan.rows:
             self._steps += 1
         return plan
@@ -235,8 +236,7 @@ class Scheduler:
                 short = self._admit_short_turns(step, search) if self._short.places else []
                 is_complete = self._packer.add_live_rows(step, live + short)
                 waiting, live = waiting + short, []
-                are_all_seen = self._short.places.keys() <= search.seen.keys()
-                is_searching = bool(short and step) and not are_all_seen
+                is_searching = 0 < len(short) < len(self._short.places) and bool(step)
             if is_complete and (has_live_rows := bool(step.rows)):
                 self.time.live_load = step.load
             if is_complete or not step:
@@ -265,7 +265,7 @@ class Scheduler:
         are queued."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
-        speculation = None if self.fault_isolation else self._speculation
+        speculation = None if self.fault_isolation.groups else self._speculation
         for sequence in self.admission.admitted:
             turn, owed = sequence.turn, sequence.owed
             assert turn is not None

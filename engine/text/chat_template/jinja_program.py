@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from continuo.engine.errors import BadRequest, ModelError, first_line
+from continuo.engine.text.written_json import has_text, write_json
 
 Render = Callable[..., str]
 
@@ -26,6 +27,16 @@ _RENDER_ERRORS = (
     *(RecursionError, TypeError, ValueError),
 )
 """Exceptions of a failing template: those it raises on purpose, and those caused by its bugs."""
+
+
+_CUTTING = frozenset(("partition", "replace", "rpartition", "rsplit", "split"))
+_REWRITING = frozenset(
+    (
+        *("capitalize", "casefold", "format", "indent", "join", "lower", "reverse", "striptags"),
+        *("swapcase", "title", "translate", "upper", "wordwrap"),
+    )
+)
+"""Filters and methods that cut texts, and that rewrite them otherwise."""
 
 
 SOURCE_CHARS_MAX = 256 * 1024
@@ -70,6 +81,9 @@ class JinjaProgram:
         attributes = (node.attr for node in tree.find_all(nodes.Getattr))
         self.names = frozenset((*attributes, *(text for text, _ in texts)))
         """The keys that the template may look up."""
+        self.cuts, self.rewrites = _find_rewriting(tree)
+        """The texts at which the template may cut a text, or that it may replace, and whether it
+        may rewrite any text in another way."""
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -151,6 +165,8 @@ def _tojson(
     sort_keys: bool = False,  # noqa: FBT001, FBT002 - a template may pass flags by position
 ) -> str:
     # Jinja's own tojson escapes HTML.
+    if indent is None and separators is None and not sort_keys and has_text(value):
+        return write_json(value, ensure_ascii=ensure_ascii)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -166,6 +182,25 @@ def _strftime_now(format: str) -> str:  # noqa: A002 - a template may pass it by
 
 def _join(texts: Iterable[str]) -> str:
     return "\0".join(sorted(set(texts)))
+
+
+def _find_rewriting(tree: nodes.Node) -> tuple[frozenset[str], bool]:
+    cuts: set[str] = set()
+    listed = {id(loop.iter) for loop in tree.find_all(nodes.For)}
+    rewrites = any(
+        isinstance(item.arg, nodes.Slice) and item.arg.step is not None and id(item) not in listed
+        for item in tree.find_all(nodes.Getitem)
+    )
+    for node in tree.find_all((nodes.Filter, nodes.Call)):
+        called = node.node if isinstance(node, nodes.Call) else None
+        name = called.attr if isinstance(called, nodes.Getattr) else getattr(node, "name", "")
+        given = [item.value for item in node.args if isinstance(item, nodes.Const)]
+        if name in _CUTTING:
+            cuts |= {text for text in given[:1] if isinstance(text, str) and text}
+            rewrites = rewrites or bool(node.args and not isinstance(node.args[0], nodes.Const))
+        elif name in _REWRITING or (name == "map" and _REWRITING & set(map(str, given))):
+            rewrites = True
+    return frozenset(cuts), rewrites
 
 
 def _iter_texts(node: nodes.Node, *, is_written: bool = False) -> Iterator[tuple[str, bool]]:

@@ -34,6 +34,7 @@ from continuo.engine.text.output_channels import (
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import HERMES, ToolFormat
 from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
+from continuo.engine.text.written_json import read_json, write_json
 
 _RENDERINGS_BYTES_MAX = 16 * 1024 * 1024
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
@@ -129,7 +130,7 @@ class TemplateRenderer:
         self._renderings: ResidentCache[tuple[tuple[ChatMessage, ...], _ToolsKey, bool], str] = (
             ResidentCache(_RENDERINGS_BYTES_MAX, entry_bytes_max=_RENDERINGS_BYTES_MAX)
         )
-        self.mark_lookalikes = tokenizer.mark_lookalikes
+        self.mark_lookalikes = self._guard.mark_lookalikes
         self._needs_short_ids = False
         self._needs_json_arguments = False
         self._needs_named_ids = False
@@ -285,7 +286,11 @@ class TemplateRenderer:
         key = tuple(messages), _ToolsKey(tools), add_generation_prompt
         text = self._renderings.get(key)
         if text is None:
-            text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            try:
+                text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            except RecursionError:
+                problem = "its tools or the arguments of its calls are nested too deeply"
+                raise TemplateRefused(f"this conversation cannot be rendered: {problem}") from None
             cost_bytes = _RENDERING_OVERHEAD_BYTES + _MESSAGE_BYTES * len(messages)
             # Messages have what the text has, and both may keep a copy in UTF-8.
             cost_bytes += 4 * sys.getsizeof(text) + sum(map(_measure_json, tools))
@@ -393,7 +398,7 @@ class TemplateRenderer:
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
         arguments = self._guard.mark_values(_parse_arguments(call))
         if self._needs_json_arguments and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = write_json(arguments)
         function = {"name": self._guard.mark(call.name), "arguments": arguments}
         return {
             "type": "function",
@@ -435,8 +440,8 @@ def _name_call_ids(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 def _parse_arguments(call: ToolCall) -> object:
     """Decode a call's arguments, as templates expect; anything but a JSON object stays text."""
     try:
-        value: object = json.loads(call.arguments or "{}")
-    except ValueError:
+        value = read_json(call.arguments or "{}")
+    except (ValueError, RecursionError):
         return call.arguments
     return cast(object, value) if isinstance(value, dict) else call.arguments
 

@@ -145,6 +145,11 @@ class Tokenizer:
         text."""
         return self.encode_marked(self.mark_lookalikes(text), is_continuation=is_continuation)
 
+    @property
+    def control_tokens(self) -> Collection[str]:
+        """The tokens that a chat template writes, and a user may not."""
+        return self._control_ids.keys()
+
     def mark_lookalikes(self, text: str) -> str:
         """Mark untrusted text: everything that looks like a control token is put between MARK_OPEN
         and MARK_CLOSE."""

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from continuo.realtime.protocol.response import TokenLogprob, Usage
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 SSE_DONE = b"data: [DONE]\n\n"
 
 

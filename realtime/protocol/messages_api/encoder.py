@@ -180,7 +180,8 @@ def encode_error(refusal: Refusal) -> Error:
 def encode_failure(response: Response) -> Error:
     """Encode the failure of a response."""
     error = response.error or ResponseError("server_error", "The response failed.")
-    return Error(error=ErrorBody(type="api_error", message=f"{error.message} ({error.code})"))
+    kind = "overloaded_error" if error.is_transient else "api_error"
+    return Error(error=ErrorBody(type=kind, message=f"{error.message} ({error.code})"))
 
 
 def _encode_end(response: Response) -> Iterator[StreamEvent]:

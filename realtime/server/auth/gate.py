@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.datastructures import Headers
 
+from continuo.engine import address_of
 from continuo.realtime.registry.access import Credentials, Scope
 from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.auth.client_secrets import SECRET_PREFIX, ClientSecrets
-from continuo.realtime.server.auth.wrong_keys import WrongKeys, address_of
+from continuo.realtime.server.auth.wrong_keys import WrongKeys
 
 MISSING_KEY = "missing_api_key"
 """Code of the refusal of a request without a key."""

@@ -10,17 +10,23 @@ The claims give tenant, scopes and limits:
 
 The public keys are those of the JWKS at a URL. They are fetched again every REFRESH_INTERVAL_S, and
 at once for a token with an unknown key id, at most every FETCH_INTERVAL_S_MIN. While the URL cannot
-be reached, the last keys stay valid. A fetch is bounded in bytes and in time, and no redirect leads
-from TLS to plain HTTP.
+be reached, the last keys stay valid. A fetch is bounded in bytes and in time, however slowly the
+other server answers, and has a thread that nothing else uses. No redirect leads from TLS to plain
+HTTP.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
+import socket
+import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable, Mapping
-from http.client import HTTPMessage
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPMessage, HTTPResponse, HTTPSConnection
 from typing import IO, Any, cast
 
 import jwt
@@ -99,6 +105,7 @@ class JsonWebTokens:
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._fetched_s = -FETCH_INTERVAL_S_MIN
         self._fetching: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "jwks")
 
     def verify(self, token: str) -> Credentials:
         """Return the credentials of a token. Raises TokenRefused."""
@@ -157,7 +164,8 @@ class JsonWebTokens:
     async def _replace_keys(self) -> None:
         try:
             async with asyncio.timeout(2 * FETCH_TIMEOUT_S):  # also for the resolution of the name
-                self._keys = await asyncio.to_thread(self._fetch_keys)
+                loop = asyncio.get_running_loop()
+                self._keys = await loop.run_in_executor(self._thread, self._fetch_keys)
         except Exception as error:  # noqa: BLE001 - whatever the other server sends
             log.warning("the JWKS at %s cannot be used: %s", self._jwks_url, repr(error))
         finally:
@@ -207,16 +215,51 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _Plain(HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        _cut_later(self.sock)
+
+
+class _Encrypted(HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        _cut_later(self.sock)
+
+
+def _cut_later(sock: socket.socket) -> None:
+    """Cut a connection after FETCH_TIMEOUT_S: the timeout of the socket is only that of each read,
+    and a head may come byte by byte."""
+    timer = threading.Timer(FETCH_TIMEOUT_S, _cut, [weakref.ref(sock)])
+    timer.daemon = True
+    timer.start()
+
+
+def _cut(reference: "weakref.ref[socket.socket]") -> None:
+    sock = reference()
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _PlainHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Plain, req)
+
+
+class _EncryptedHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Encrypted, req)
+
+
 def _fetch(url: str) -> bytes:
-    """Fetch a document; blocks, for FETCH_TIMEOUT_S after the connection. Raises OSError,
+    """Fetch a document; blocks, for FETCH_TIMEOUT_S after each connection. Raises OSError,
     ValueError, http.client.HTTPException."""
-    opener = urllib.request.build_opener(_SafeRedirects)
-    body, deadline_s = bytearray(), time.monotonic() + FETCH_TIMEOUT_S
+    opener = urllib.request.build_opener(_PlainHandler, _EncryptedHandler, _SafeRedirects)
+    body = bytearray()
     with opener.open(url, timeout=FETCH_TIMEOUT_S) as reply:
         while chunk := cast("bytes", reply.read1(_CHUNK_BYTES)):
             body += chunk
             if len(body) > JWKS_BYTES_MAX:
                 raise ValueError(f"it has over {JWKS_BYTES_MAX:,} bytes")
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"it takes over {FETCH_TIMEOUT_S:g} s")
     return bytes(body)

@@ -4,7 +4,6 @@ Keys that an address has shown and that were right are remembered for a while: u
 proxy go on while another of them is throttled.
 """
 
-import ipaddress
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,8 +17,6 @@ RIGHT_KEYS_MAX = 10_000
 RIGHT_KEY_S = 3600.0
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_NETWORK_BITS = 64
-"""Bits of the network of an IPv6 host, any address of which it can take."""
 
 
 class WrongKeys:
@@ -73,17 +70,3 @@ def _put(entries: dict[_K, _V], key: _K, value: _V, entries_max: int) -> None:
     if len(entries) >= entries_max:
         del entries[next(iter(entries))]
     entries[key] = value
-
-
-def address_of(host: str) -> str:
-    """Return what counts as one address: an IPv4 address, also one that is mapped into IPv6, or the
-    /64 network of an IPv6 address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address), _NETWORK_BITS), strict=False))

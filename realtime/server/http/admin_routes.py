@@ -8,7 +8,6 @@
 A server that requires no key serves them on loopback only.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from continuo.engine import EngineClient, EngineError, SessionInfo
+from continuo.engine import EngineClient
 from continuo.realtime.errors import Refusal
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
-from continuo.realtime.server.http.stats_routes import ENGINE_TIMEOUT_S, LISTED_SESSIONS_MAX
+from continuo.realtime.server.http.stats_routes import LISTED_SESSIONS_MAX, find_engine_infos
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +63,9 @@ class AdminRoutes:
     async def list_sessions(self, request: Request) -> Response:
         if (denied := self._denial_if_any(request)) is not None:
             return denied
-        entries = list(self._registry.open_sessions)
-        infos: dict[str, SessionInfo] = {}
-        try:
-            async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                infos = {info.session: info for info in await self._engine.fleet.list_sessions()}
-        except (EngineError, TimeoutError):
-            pass  # a session without a report of the engine is listed with its KV as lost
+        entries = sorted(self._registry.open_sessions, key=lambda entry: -entry.created_s)
+        listed = entries[:LISTED_SESSIONS_MAX]
+        infos = await find_engine_infos(self._engine, [entry.session for entry in listed])
         now = time.time()
         data = [
             {
@@ -81,7 +76,7 @@ class AdminRoutes:
                 "age_s": round(max(now - entry.created_s, 0.0), 1),
                 **entry.session.status_from(infos).fields(),
             }
-            for entry in sorted(entries, key=lambda entry: -entry.created_s)[:LISTED_SESSIONS_MAX]
+            for entry in listed
         ]
         return replies.json_response(
             {"object": "list", "data": data, "has_more": len(entries) > LISTED_SESSIONS_MAX}

@@ -63,7 +63,7 @@ class ChatRoutes:
         except ClientDisconnected:
             return Response()
         if response.status == "failed":
-            return replies.json_response({"error": encode_error(response)}, 500)
+            return replies.failure_response(response.error, {"error": encode_error(response)})
         return replies.json_response(encoder.encode_completion(response))
 
 

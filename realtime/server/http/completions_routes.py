@@ -29,13 +29,21 @@ from continuo.realtime.protocol.completions_api import (
     decode_sampling,
 )
 from continuo.realtime.protocol.completions_api.encoder import FinishReason, encode_sse
-from continuo.realtime.protocol.response import Usage
+from continuo.realtime.protocol.response import ResponseStatus, Usage
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.merged_outputs import merge
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.server.http.served_model import ServedModels
 from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
+
+_FINISH_REASONS: dict[ResponseStatus, FinishReason] = {
+    "completed": "stop",
+    "incomplete": "length",
+    "cancelled": "abort",
+    "failed": "abort",
+}
+"""The finish reason by the status of a turn. `abort` is SGLang's and vLLM's."""
 
 
 class CompletionsRoutes:
@@ -159,9 +167,7 @@ class CompletionsRoutes:
                 tokens = read_logprobs(chunk, token_bytes, hidden) if has_logprobs else None
                 yield Output(index=index, text=chunk.text, logprobs=tokens, offset=offset)
                 offset += len(chunk.text)
-        reason = turn.ended.reason if turn.ended is not None else "stop"
-        finish: FinishReason = "length" if reason == "length" else "stop"
-        yield Output(index=index, text="", offset=offset, finish=finish)
+        yield Output(index=index, text="", offset=offset, finish=_FINISH_REASONS[turn.status])
 
 
 def _param(prompts: Sequence[object], index: int) -> str:

@@ -6,13 +6,14 @@
     GET, POST        /v1/conversations/ID/items         list items in pages, add items
     GET, DELETE      /v1/conversations/ID/items/ITEM    one item
 
-A conversation expires like a parked session: `--resume-window-s` after its last use. It can be
-continued over the Realtime API, as the session with its id.
+A conversation expires like a parked session: `--resume-window-s` after its last change or
+connection. It can be continued over the Realtime API, as the session with its id. A GET takes no
+session over.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.commands import AddItem, ConfigureSession, DeleteItem
+from continuo.realtime.protocol.commands import AddItems, ConfigureSession, DeleteItem
 from continuo.realtime.protocol.conversations_api import (
     CreateConversation,
     CreateItems,
@@ -35,7 +36,6 @@ from continuo.realtime.protocol.conversations_api import (
     read_record,
     write_record,
 )
-from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.responses_api import encode_item_page
 from continuo.realtime.protocol.responses_api.encoder import encode_input_item
 from continuo.realtime.registry.access import Access, Credentials
@@ -53,6 +53,7 @@ from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.pagination import select_page
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.session.session import Session
+from continuo.realtime.session.unit_of_work import SessionOrigin
 
 Handler = Callable[[Request, Credentials], Awaitable[object]]
 
@@ -117,7 +118,7 @@ class ConversationsRoutes:
             close,
         )
         try:
-            await _add_items(session, items)
+            await session.execute(AddItems(items))
         except BaseException:
             await asyncio.shield(self._registry.close(session))
             raise
@@ -125,8 +126,8 @@ class ConversationsRoutes:
         return encode_conversation(conversation_id, record)
 
     async def get(self, request: Request, credentials: Credentials) -> object:
-        async with self._session(request, credentials) as session:
-            return encode_conversation(session.id, read_record(session.settings))
+        found = await self._read(request, credentials)
+        return encode_conversation(request.path_params["id"], read_record(found.settings))
 
     async def update(self, request: Request, credentials: Credentials) -> object:
         body = decode_body(await self._read_body(request), UpdateConversation)
@@ -147,23 +148,23 @@ class ConversationsRoutes:
     # ------------------------------------------------------------ items
 
     async def list_items(self, request: Request, credentials: Credentials) -> object:
-        async with self._session(request, credentials) as session:
-            page, has_more = select_page(list(session.conversation.items()), request.query_params)
-            return encode_item_page(page, has_more=has_more)
+        found = await self._read(request, credentials)
+        page, has_more = select_page(list(found.conversation.items()), request.query_params)
+        return encode_item_page(page, has_more=has_more)
 
     async def create_items(self, request: Request, credentials: Credentials) -> object:
         body = decode_body(await self._read_body(request), CreateItems)
         items = decode_new_items(body.items, generate_id)
         async with self._session(request, credentials) as session:
-            await _add_items(session, items)
+            await session.execute(AddItems(items))
             return encode_item_page(items, has_more=False)
 
     async def get_item(self, request: Request, credentials: Credentials) -> object:
-        async with self._session(request, credentials) as session:
-            item = session.conversation.find(request.path_params["item"])
-            if item is None:
-                raise _item_not_found(request.path_params["item"])
-            return encode_input_item(item)
+        found = await self._read(request, credentials)
+        item = found.conversation.find(request.path_params["item"])
+        if item is None:
+            raise _item_not_found(request.path_params["item"])
+        return encode_input_item(item)
 
     async def delete_item(self, request: Request, credentials: Credentials) -> object:
         item_id: str = request.path_params["item"]
@@ -178,23 +179,16 @@ class ConversationsRoutes:
     def _session(
         self, request: Request, credentials: Credentials
     ) -> AbstractAsyncContextManager[Session]:
+        """Return the session of a conversation, to change it."""
         return self._conversations.use(request.path_params["id"], credentials)
+
+    async def _read(self, request: Request, credentials: Credentials) -> SessionOrigin:
+        """Read a conversation without a takeover. Raises Refusal."""
+        access = Access.of(credentials)
+        return await self._registry.read(request.path_params["id"], credentials.tenant, access)
 
     async def _read_body(self, request: Request) -> bytes:
         return await read_body(request, self._limits.response_frame_bytes_max) or b"{}"
-
-
-async def _add_items(session: Session, items: Sequence[Item]) -> None:
-    """Add all items, or none: those already added are deleted again if one is refused."""
-    added: list[Item] = []
-    try:
-        for item in items:
-            await session.execute(AddItem(item))
-            added.append(item)
-    except Refusal:
-        for item in reversed(added):
-            await session.execute(DeleteItem(item.id))
-        raise
 
 
 def _item_not_found(item_id: str) -> Refusal:

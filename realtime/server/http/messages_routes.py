@@ -73,7 +73,7 @@ class MessagesRoutes:
         except ClientDisconnected:
             return Response()
         if response.status == "failed":
-            return replies.json_response(encode_failure(response), 500)
+            return replies.failure_response(response.error, encode_failure(response))
         return replies.json_response(encode_message(response, model))
 
     async def count_tokens(self, request: Request) -> Response:

@@ -64,7 +64,11 @@ class MetricsRoutes:
         if isinstance(credentials, Response):
             return credentials
         families = [*metrics.REGISTRY.collect(), *self._gateway_gauges()]
-        caches = {**self._engine.text.cache_sizes, "continuation_points": self._continuations.size}
+        caches = {
+            **self._engine.text.cache_sizes,
+            "schema_checks": self._engine.grammar_trials.size,
+            "continuation_points": self._continuations.size,
+        }
         if self._engine.has_own_engine:
             stats = await _fetch_stats(self._engine)
             families += _engine_families(stats)

@@ -7,7 +7,8 @@
 
 The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
 model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains,
-except that metrics can be scraped. Pages of allowed origins can read every response (CORS).
+except that metrics can be scraped; each response then closes its connection. Pages of allowed
+origins can read every response (CORS).
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import Protocol
 from starlette.applications import Starlette
 from starlette.datastructures import State
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from continuo.realtime.server import replies
@@ -128,7 +129,16 @@ class ReadinessGate:
                 return
         # Also for the response to an unexpected exception, which the application sends outside of
         # its middleware.
-        await CrossOrigin(app, self.state.is_origin_allowed)(scope, receive, send)
+        app = CrossOrigin(app, self.state.is_origin_allowed)
+        await app(scope, receive, partial(self._send_last, send))
+
+    async def _send_last(self, send: Send, message: Message) -> None:
+        """Send a message of a response. While the server drains, its connection closes after it, so
+        that the next request of a client or proxy goes to another server."""
+        if self.is_draining and message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
 
     async def _wait_for_app(self) -> None:
         try:

@@ -11,7 +11,6 @@ whose `resume_token` is in the query.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -29,6 +28,7 @@ from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.session_routes import access_of
 from continuo.realtime.server.logging_setup import LoggedWarning, RecentWarnings
+from continuo.realtime.session.session import Session
 from continuo.realtime.tenants.ledger import HeldBytes
 from continuo.realtime.tenants.tenants import Tenant
 
@@ -38,6 +38,19 @@ unavailable."""
 LISTED_SESSIONS_MAX = 200
 """Maximum number of sessions in a list; `has_more` says whether more exist."""
 LISTED_TENANTS_MAX = 200
+
+
+async def find_engine_infos(
+    engine: EngineClient, sessions: Iterable[Session]
+) -> dict[str, SessionInfo]:
+    """Return the reports of the engine on sessions, by engine session id. A session without a
+    report, because the engine is unavailable, is listed with its KV as lost."""
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            infos = await engine.fleet.list_sessions([one.engine_session_id for one in sessions])
+    except (EngineError, TimeoutError):
+        return {}
+    return {info.session: info for info in infos}
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,12 +179,12 @@ class StatsRoutes:
 
     def _tenant_stats(self, tenants: Iterable[Tenant]) -> tuple[TenantStats, ...]:
         """Return what tenants use, those with most connections first."""
-        sessions = Counter(entry.owner.tenant for entry in self._registry.open_sessions)
+        open_sessions = self._registry.open_sessions
         token_sessions = self._token_sessions.count_by_tenant()
         stats = [
             TenantStats(
                 tenant=tenant.name,
-                sessions=sessions[tenant.name],
+                sessions=len(open_sessions.of_tenant(tenant.name)),
                 token_sessions=token_sessions[tenant.name],
                 connections=tenant.ledger.connections,
                 connections_elsewhere=tenant.ledger.elsewhere.connections,
@@ -191,16 +204,14 @@ class StatsRoutes:
         credentials = replies.authenticate(self._authenticator, request, "read")
         if isinstance(credentials, Response):
             return credentials
-        sessions = self._registry.list_sessions(credentials.tenant, access_of(credentials, request))
-        infos: dict[str, SessionInfo] = {}
-        try:
-            async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                infos = {info.session: info for info in await self._engine.fleet.list_sessions()}
-        except (EngineError, TimeoutError):
-            pass  # a session without a report of the engine is listed with its KV as lost
+        access = access_of(credentials, request)
+        entries = self._registry.open_sessions.of_tenant(credentials.tenant)
+        sessions = [entry.session for entry in entries if access.permits(entry.owner.secret)]
+        listed = sessions[: -LISTED_SESSIONS_MAX - 1 : -1]
+        infos = await find_engine_infos(self._engine, listed)
         data = [
             {"id": session.id, "object": "realtime.session", **session.status_from(infos).fields()}
-            for session in sessions[: -LISTED_SESSIONS_MAX - 1 : -1]
+            for session in listed
         ]
         return replies.json_response(
             {"object": "list", "data": data, "has_more": len(sessions) > LISTED_SESSIONS_MAX}

@@ -20,7 +20,14 @@ from contextlib import (
 import msgspec
 from starlette.applications import Starlette
 
-from continuo.engine import EngineClient, EngineError, LinkSecurity, flush_traces, print_line
+from continuo.engine import (
+    EngineClient,
+    EngineError,
+    LinkSecurity,
+    flush_traces,
+    print_line,
+    run_in_thread,
+)
 from continuo.realtime import tracing
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup, tracing_setup
@@ -122,7 +129,7 @@ async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
                 )
                 if store is None:
                     return 0
-                importing = asyncio.create_task(asyncio.to_thread(_import_build_app))
+                importing = asyncio.create_task(run_in_thread("imports", _import_build_app))
                 engine = await signals.run_unless_stopped(
                     stack.enter_async_context(source(settings))
                 )
@@ -131,7 +138,7 @@ async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
                 build_app = await importing
                 as_read, settings = settings, _with_model_name(settings, engine)
                 if engine.text.template is not None:
-                    await asyncio.to_thread(engine.text.template.prepare)
+                    await run_in_thread("chat template", engine.text.template.prepare)
                 stack.enter_context(_exported_traces(settings))
                 app = build_app(engine, settings, store, recent_warnings, signals.request_drain)
                 await stack.enter_async_context(app.state.registry.running())
@@ -261,4 +268,5 @@ async def _wait_until_stopped(
         await wait_until_idle(lambda: engine.fleet.active_turns, settings.drain_grace_s)
     else:
         print_line("Stopping.")
+    await engine.grammar_trials.stop()  # requests that wait for a trial would delay the exit
     return 0

@@ -6,7 +6,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Generator, Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,6 +34,8 @@ PORTS_TRIED = 10
 """Number of ports that `bind_next_free` tries."""
 BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+"""Time of a TLS handshake; the head of the first request has as long after it."""
 
 
 SEND_BUFFER_BYTES = 128 * 1024
@@ -159,13 +161,34 @@ class WebServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         self._duplicates = [sock.dup() for sock in sockets for _ in range(ACCEPTS_MAX - 1)]
-        await super().startup([*sockets, *self._duplicates])
+        self.servers = [await self._listen(sock) for sock in (*sockets, *self._duplicates)]
+        self.started = True
         self._memory_tasks = [
             asyncio.create_task(collect_garbage(), name="collect"),
             asyncio.create_task(give_back_when_grown(), name="give back"),
         ]
         return_large_blocks()
         self._on_listening()
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        """Accept connections on a socket. uvicorn's own `startup` sets no limit on the time of a
+        TLS handshake, which is a minute then."""
+        config = self.config
+        protocol_class = cast("Callable[..., asyncio.Protocol]", config.http_protocol_class)
+
+        def create_protocol() -> asyncio.Protocol:
+            return protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        timeout_s = TLS_HANDSHAKE_TIMEOUT_S if config.ssl else None
+        return await asyncio.get_running_loop().create_server(
+            create_protocol,
+            sock=sock,
+            ssl=config.ssl,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=timeout_s,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown([*(sockets or []), *self._duplicates])

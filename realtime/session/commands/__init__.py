@@ -3,6 +3,7 @@ replay of its result to a client that retries it."""
 
 from continuo.realtime.protocol.commands import (
     AddItem,
+    AddItems,
     AppendResponse,
     AppendText,
     CancelResponse,
@@ -18,6 +19,7 @@ from continuo.realtime.protocol.commands import (
 )
 from continuo.realtime.session.commands import (
     add_item,
+    add_items,
     append_response,
     cancel_response,
     commit_text_buffer,
@@ -33,6 +35,7 @@ from continuo.realtime.session.commands.context import AnyHandler
 HANDLERS: dict[type[ConversationCommand], AnyHandler] = {
     ConfigureSession: configure_session.HANDLER,
     AddItem: add_item.HANDLER,
+    AddItems: add_items.HANDLER,
     AppendResponse: append_response.HANDLER,
     FetchItem: retrieve_item.HANDLER,
     DeleteItem: delete_item.HANDLER,

@@ -16,7 +16,7 @@ async def execute(context: CommandContext, command: AppendResponse) -> None:
     """Append the items with the ids that were sampled for them, so that they are not rendered
     again."""
     items = (*command.input, *command.output)
-    check_new_items(context.conversation, items)
+    check_new_items(context.conversation, items, "input")
 
     def append(now: Conversation) -> Conversation:
         opened = now.with_items(command.input).open_response(command.response_id)

@@ -17,7 +17,7 @@ async def execute(context: CommandContext, command: ConfigureSession) -> None:
     chars = count_head_chars(settings)
     is_head_replaced = (settings.instructions, settings.tools) != (old.instructions, old.tools)
     with context.charge_text(chars if is_head_replaced else 0):
-        await check_enforceable(settings, template, names)
+        await check_enforceable(settings, template, names, context.grammar_trials)
         await context.apply(
             Edit(
                 param=names.instructions,

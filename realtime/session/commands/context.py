@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from continuo.engine import ModelText
+from continuo.engine import GrammarTrials, ModelText
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.protocol.events import ConversationEvent, ItemAdded
@@ -36,6 +36,7 @@ class SessionParts(NamedTuple):
     active_responses: ActiveResponses
     idempotency_keys: IdempotencyKeys
     model_text: ModelText
+    grammar_trials: GrammarTrials
     tenant_rate_limits: TenantRateLimits
     text_limits: TextLimits
 
@@ -51,6 +52,7 @@ class CommandContext:
         self.unit_of_work = parts.unit_of_work
         self.active_responses = parts.active_responses
         self.model_text = parts.model_text
+        self.grammar_trials = parts.grammar_trials
         self.text_limits = parts.text_limits
         self.rate_limits = parts.tenant_rate_limits
         self._keys = parts.idempotency_keys

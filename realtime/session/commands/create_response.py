@@ -5,7 +5,7 @@ import msgspec
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import inline_items
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.output_grammar import check_enforceable, without_idle_reasoning
+from continuo.realtime.generation.output_grammar import without_idle_reasoning
 from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.session.commands.context import CommandContext, CommandHandler
 from continuo.realtime.session.state import Trigger
@@ -24,7 +24,6 @@ async def execute(context: CommandContext, command: CreateSessionResponse) -> No
     chars = count_head_chars(command.settings) + sum(map(count_chars, items))
     with context.charge_request(), context.charge_text(chars):
         context.text_limits.check_response(command.settings, items)
-        await check_enforceable(command.settings, template, command.field_names)
         await context.write_pending_results()
         response_id = await context.active_responses.create(command, context.request)
     context.state_machine.advance(trigger)  # a response may have ended meanwhile

@@ -296,6 +296,12 @@ class RedisClient:
         if self._durability == "strict":
             await self._examine_strict(info)
 
+    async def read_server_id(self) -> str:
+        """Read the replication id, which Redis replaces when it starts and when it is promoted.
+        Returns "" if the server has none."""
+        info = cast(dict[str, Any], await self.execute("INFO", "replication"))
+        return str(info.get("master_replid", ""))
+
     async def _examine_strict(self, info: dict[str, Any]) -> None:
         try:
             found = await self.execute("CONFIG", "GET", "appendfsync")

@@ -15,6 +15,7 @@ from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
+    LogEnd,
     NewSession,
     ResponseCheckpoint,
     RunningResponse,
@@ -69,6 +70,7 @@ class RedisStore:
                 await store._client.examine()
                 await store._record_layout()
                 store._epoch = await store._read_epoch()
+                store._server_id = await store._client.read_server_id()
         except BaseException:
             await store.aclose()
             raise
@@ -79,11 +81,16 @@ class RedisStore:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._epoch = ""
+        self._server_id = ""
         self._tenants = RedisTenants(client)
 
     @property
     def epoch(self) -> str:
         return self._epoch
+
+    @property
+    def server_id(self) -> str:
+        return self._server_id
 
     @property
     def is_available(self) -> bool:
@@ -176,10 +183,11 @@ class RedisStore:
             check_layout(session, reply)
             return SessionLease(session, owner, int(reply[1]), self._epoch)
 
-    async def confirm(self, lease: SessionLease) -> None:
+    async def confirm(self, lease: SessionLease, end: LogEnd | None = None) -> None:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            await self._run_fenced("confirm", lease, (session_keys(lease.session).meta,), ())
+            names = session_keys(lease.session)
+            await self._run_fenced("confirm", lease, (names.meta, names.log), end or ("", ""))
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
         async with self._client.bounded():
@@ -213,6 +221,7 @@ class RedisStore:
     async def sweep(self, limit: int) -> SweepResult:
         async with self._client.bounded():
             await self._reexamine_after_outage()
+            self._server_id = await self._client.read_server_id()
             limit = min(limit, keys.SWEEP_MAX)
             due = await self._client.run_script("list_due", (keys.DEADLINES_KEY,), (limit,))
             sessions = [session.decode() for session in due]

@@ -8,6 +8,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, update_wrapper
 from pathlib import Path
 from types import CoroutineType
@@ -51,7 +52,9 @@ class SqliteStore:
     ) -> Self:
         """Open `file` (None: in memory). Raises StoreUnusable."""
         try:
-            opened = await asyncio.to_thread(SqliteFile, file, durability)
+            with ThreadPoolExecutor(1, "sqlite open") as thread:
+                loop = asyncio.get_running_loop()
+                opened = await loop.run_in_executor(thread, SqliteFile, file, durability)
         except (OSError, sqlite3.Error) as error:
             raise StoreUnusable(
                 f"the store {file or 'in memory'} cannot be used: {error}"
@@ -69,6 +72,10 @@ class SqliteStore:
     @property
     def epoch(self) -> str:
         return self._tables.epoch
+
+    @property
+    def server_id(self) -> str:
+        return ""
 
     @property
     def is_available(self) -> bool:

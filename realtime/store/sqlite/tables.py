@@ -12,6 +12,7 @@ from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
+    LogEnd,
     NewSession,
     ResponseCheckpoint,
     RunningResponse,
@@ -236,8 +237,14 @@ class Tables:
             )
         return SessionLease(session, owner, row[0], self.epoch)
 
-    def confirm(self, lease: SessionLease) -> None:
-        self._check_lease(lease)
+    def confirm(self, lease: SessionLease, end: LogEnd | None = None) -> None:
+        found = LogEnd(*self._check_lease(lease))
+        if end not in (None, found):
+            raise SessionDataLost(
+                lease.session,
+                f"{found.entry_count} entries and {found.next_offset} events, not "
+                f"{end.entry_count} and {end.next_offset}",
+            )
 
     def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
         self._check_lease(lease)

@@ -560,6 +560,8 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
             "a": (3, 3),
             "b": (1, 1),
         }
+        (lost,) = await engine.fleet.list_sessions(["a", "unknown"])
+        assert (lost.session, lost.lost_tokens) == ("a", 3)
         assert (await engine.fleet.stats()).sessions == 2
         with pytest.raises(BadRequest, match="already open") as caught:
             await engine.open("a")
@@ -569,6 +571,7 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
         assert caught.value.field == "child"
         await engine.attach("a", [1, 2, 3])
         assert (await engine.info("a")).length == 3
+        assert [info.session for info in await engine.fleet.list_sessions(["a", "no"])] == ["a"]
         assert sorted(info.session for info in await engine.fleet.list_sessions()) == ["a", "b"]
         assert (await engine.fleet.stats()).sessions == 2
         await engine.close("b")
@@ -649,8 +652,8 @@ async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
     """A session whose turn, running or paused, waits for the next engine does not expire; one whose
     turn has no reader does."""
     async with digest_engine(letters, step_s=0.005) as harness:
-        engine, superseded, expired = harness.engine, list[str](), list[str]()
-        engine.subscribe(superseded.append, expired.append)
+        engine, superseded, lost = harness.engine, list[str](), list[str]()
+        engine.subscribe(superseded.append, lost.append)
         idle, busy = await engine.open(timeout_s=1.0), await engine.open(timeout_s=1.0)
         lasting, paused = await engine.open(timeout_s=1000), await engine.open(timeout_s=1.0)
         abandoned = await engine.open(timeout_s=1.0)
@@ -665,9 +668,12 @@ async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
         ]
         harness.launch_allowed.clear()
         harness.kill()
-        await wait_until(lambda: len(expired) == 2)
+        await wait_until(lambda: len(lost) == 5)
+        assert sorted(lost) == sorted([idle, busy, lasting, paused, abandoned])
+        lost.clear()
+        await wait_until(lambda: len(lost) == 2)
         await asyncio.sleep(1.1)  # longer than the interval of the expiry check
-        assert sorted(expired) == sorted([idle, abandoned])
+        assert sorted(lost) == sorted([idle, abandoned])
         assert abandoned_turn.has_ended
         harness.launch_allowed.set()
         await wait_until(lambda: harness.engine.fleet.is_available)

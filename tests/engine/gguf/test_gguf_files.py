@@ -263,15 +263,32 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
         "architecture mamba is not supported in GGUF; supported are llama, qwen2, qwen3, gemma3",
     ),
     "tensor": (gguf(tensors=TENSORS | {"blk.0.ssm_in.weight": (4, 4)}), "a qwen2 with a tensor"),
-    "no tensor": (gguf(tensors={"token_embd.weight": (272, 32)}), "blk.0.ffn_up.weight is missing"),
-    "shape": (changed(qwen2__feed_forward_length=64), "but the metadata requires [64, 32]"),
-    "layers": (changed(qwen2__block_count=1 << 30), "1,073,741,824 layers, but fewer tensors"),
+    "no tensor": (
+        gguf(tensors={name: TENSORS[name] for name in TENSORS if "ffn_up" not in name}),
+        "blk.0.ffn_up.weight is missing",
+    ),
+    "shape": (
+        changed(qwen2__feed_forward_length=64),
+        "but the metadata (feed_forward_length) requires [64, 32]",
+    ),
+    "layers": (
+        changed(qwen2__block_count=1 << 30),
+        "block_count is 1,073,741,824, but 1 layers have tensors",
+    ),
+    "more layers": (
+        gguf(tensors=TENSORS | {"blk.1.attn_q.weight": (32, 32)}),
+        "block_count is 1, but 2 layers have tensors",
+    ),
+    "rope factors": (
+        gguf(tensors=TENSORS | {"rope_freqs.weight": (8,)}),
+        "a qwen2 with a tensor rope_freqs.weight",
+    ),
     "context": (changed(qwen2__context_length=1 << 31), "the limit is 16,777,216"),
     "no heads": (changed(qwen2__attention__head_count=0), "qwen2.attention.head_count is 0"),
     "text for a number": (changed(qwen2__context_length="x"), "context_length is 'x'"),
     "heads by layer": (changed(qwen2__attention__head_count=[2, 1]), "head_count is [2, 1]"),
-    "partial rotation": (changed(qwen2__rope__dimension_count=8), "rotary embedding of 8 of 16"),
-    "experts": (changed(qwen2__expert_count=8), "mixtures of experts are not supported in GGUF"),
+    "partial rotation": (changed(qwen2__rope__dimension_count=8), "rope.dimension_count is 8, but"),
+    "experts": (changed(qwen2__expert_count=8), "expert_count is 8, which is not"),
     "epsilon": (
         changed(qwen2__attention__layer_norm_rms_epsilon=-1.0),
         "qwen2.attention.layer_norm_rms_epsilon is -1; it must be at least 0 and at most 1",
@@ -285,7 +302,10 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
         changed(qwen2__rope__scaling__type="yarn", qwen2__rope__scaling__factor=float("inf")),
         "qwen2.rope.scaling.factor is inf, which is not finite",
     ),
-    "rope scaling": (changed(qwen2__rope__scaling__type="longrope"), "rope scaling 'longrope'"),
+    "rope scaling": (
+        changed(qwen2__rope__scaling__type="longrope"),
+        "rope.scaling.type 'longrope'",
+    ),
     "attention factor": (
         changed(qwen2__rope__scaling__attn_factor=0.5),
         "qwen2.rope.scaling.attn_factor is 0.5, which is not supported",
@@ -294,9 +314,13 @@ DEFECTS: dict[str, tuple[bytes, str]] = {
         changed(qwen2__attention__causal=False),
         "qwen2.attention.causal is False, which is not supported",
     ),
-    "period of windows": (
-        changed(qwen2__attention__sliding_window_pattern=4),
-        "qwen2.attention.sliding_window_pattern is 4, which is not supported",
+    "layers for further tokens": (
+        changed(qwen2__nextn_predict_layers=1),
+        "qwen2.nextn_predict_layers is 1, which is not supported",
+    ),
+    "other heads with a window": (
+        changed(qwen2__attention__key_length_swa=8),
+        "attention.key_length_swa is 8, but the length of a key is 16",
     ),
     "tokenizer": (changed(tokenizer__ggml__model="bert"), "tokenizer 'bert' is not supported"),
     "pre-tokenizer": (changed(tokenizer__ggml__pre="glm4"), "pre-tokenizer 'glm4' is not"),
@@ -329,6 +353,92 @@ def test_defect_is_named(name: str, tmp_path: Path) -> None:
         open_folder(path)
     assert message in error.value.message
     assert str(path) in error.value.message
+
+
+GEMMA = {key.replace("qwen2.", "gemma3."): item for key, item in METADATA.items()} | {
+    "general.architecture": "gemma3",
+    "gemma3.attention.sliding_window": 20,
+    "gemma3.block_count": 6,
+}
+GEMMA_TENSORS = TENSORS | {f"blk.{layer}.attn_q.weight": (32, 32) for layer in range(6)}
+
+
+def build_gemma(path: Path, **metadata: Any) -> dict[str, Any]:
+    """Return the config of a Gemma 3 of six layers with further keys: __ stands for a dot."""
+    more = {f"gemma3.{key.replace('__', '.')}": item for key, item in metadata.items()}
+    folder = open_folder(write(path / "model.gguf", gguf(GEMMA | more, GEMMA_TENSORS)))
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "without_window"),
+    [
+        (6, [5]),
+        (2, [1, 3, 5]),
+        (1, [0, 1, 2, 3, 4, 5]),
+        (0, []),
+        ([True, False, True, True, True, False], [1, 5]),
+    ],
+)
+def test_pattern_says_which_layers_have_a_window(
+    pattern: Any, without_window: list[int], tmp_path: Path
+) -> None:
+    types = build_gemma(tmp_path, attention__sliding_window_pattern=pattern)["layer_types"]
+    assert [n for n, kind in enumerate(types) if kind == "full_attention"] == without_window
+    assert set(types) <= {"full_attention", "sliding_attention"}
+
+
+@pytest.mark.parametrize("pattern", [[True, False], True, "2"])
+def test_pattern_of_another_kind_is_refused(pattern: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"sliding_window_pattern is .* for 6 layers"):
+        build_gemma(tmp_path, attention__sliding_window_pattern=pattern)
+
+
+def test_scaling_of_gemma_is_that_of_the_layers_without_a_window(tmp_path: Path) -> None:
+    rope = build_gemma(tmp_path, rope__scaling__type="yarn", rope__scaling__factor=4.0)
+    assert rope["rope_parameters"] == {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [
+        (None, {"rope_type": "linear", "factor": 2.0}),
+        ("none", {"rope_type": "default"}),
+    ],
+)
+def test_factor_without_a_type_is_linear(
+    kind: str | None, scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    data = changed(qwen2__rope__scaling__factor=2.0, qwen2__rope__scaling__type=kind)
+    folder = open_folder(write(tmp_path / "model.gguf", data))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"] == scaling | {"rope_theta": 1e6}
+
+
+def test_factors_of_frequencies_beside_a_scaling_are_refused(tmp_path: Path) -> None:
+    metadata = {key.replace("qwen2.", "llama."): item for key, item in METADATA.items()} | {
+        "general.architecture": "llama",
+        "llama.rope.scaling.factor": 2.0,
+    }
+    data = gguf(metadata, TENSORS | {"rope_freqs.weight": (8,)})
+    with pytest.raises(ModelError, match=r"rope\.scaling\.type beside the tensor rope_freqs"):
+        open_folder(write(tmp_path / "model.gguf", data))
+
+
+def test_unknown_key_is_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_folder(write(tmp_path / "model.gguf", changed(qwen2__attention__gain=3.0)))
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.endswith("has the metadata attention.gain; they have no effect")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -545,7 +545,7 @@ async def test_strangers_cannot_hold_many_links_open(harness: EngineHarness) -> 
             return False
 
         states = await asyncio.gather(*(is_open(reader) for reader, _ in strangers))
-        assert 0 < sum(states) <= listener.UNPROVEN_LINKS_MAX
+        assert 0 < sum(states) <= listener.STRANGERS_MAX
         assert await before.fleet.list_sessions() == [], "established links are not affected"
         for _, writer in strangers:
             writer.close()

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from continuo import engine
 from continuo.bench import random_checkpoints
-from continuo.engine.allocator import count_allocated_bytes
 from continuo.engine.errors import BadRequest
 from continuo.engine.sampling import Grammar
-from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
+from continuo.engine.text import GrammarCompiler, ModelText, grammar_trial
 from continuo.engine.text import grammar as grammar_module
 from continuo.engine.text.grammar import (
     CACHE_BYTES_MAX,
@@ -29,7 +28,9 @@ from continuo.engine.text.grammar import (
     build_json_rule,
     build_lark_with_fixed_separators,
 )
+from continuo.engine.text.grammar_trial import count_allocated_bytes
 from tests.support.checkpoints import FAMILY_NAMES, family_text
+from tests.support.grammar_trials import find_schema_problem
 
 pytestmark = pytest.mark.torch
 
@@ -301,7 +302,7 @@ def test_costly_grammars_stay_within_their_memory_and_give_it_back(kind: str) ->
 def test_schema_that_takes_too_much_memory_is_refused_and_not_kept(
     schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "TRIAL_S_MAX", 60.0)  # not what this test is about
+    monkeypatch.setattr(grammar_trial, "MASKS_S_MAX", 60.0)  # not what this test is about
     source = json.dumps(schema)
     assert "of memory; the limit is 8" in (find_schema_problem(source) or "")
     text = family_text("qwen3")
@@ -311,10 +312,10 @@ def test_schema_that_takes_too_much_memory_is_refused_and_not_kept(
     assert compiler.size.held_bytes < 1_000
 
 
-def test_schemas_that_are_checked_at_the_same_time_are_measured_apart(
+def test_grammars_that_are_compiled_at_the_same_time_are_measured_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The memory that one thread allocates must not count for the schema of another."""
+    """The memory that one thread allocates must not count for the grammar of another."""
     measuring = list[int]()
     overlaps = threading.Event()
 
@@ -326,10 +327,12 @@ def test_schemas_that_are_checked_at_the_same_time_are_measured_apart(
             overlaps.set()
         return count_allocated_bytes()
 
-    monkeypatch.setattr(grammar_module, "count_allocated_bytes", count_and_wait_for_another)
-    schemas = [json.dumps({"const": f"measured apart {n}"}) for n in range(2)]
+    monkeypatch.setattr(grammar_trial, "count_allocated_bytes", count_and_wait_for_another)
+    compiler = compiler_of("qwen3")
+    grammars = [Grammar("lark", f'start: "measured apart {n}"') for n in range(2)]
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(find_schema_problem, schemas)) == [None, None]
+        matchers = threads.map(compiler.create_matcher, grammars, [(0,), (0,)])
+        assert all(matcher.compute_bitmask().strip(b"\0") for matcher in matchers)
     first = measuring.index(next(one for one in measuring if one != measuring[0]))
     assert measuring[0] not in measuring[first:], "both measured at the same time"
 
@@ -393,7 +396,7 @@ def test_memory_of_the_last_evicted_grammars_is_given_back_too(
 
 
 def test_slow_first_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_module, "TRIAL_S_MAX", 0.0)
+    monkeypatch.setattr(grammar_trial, "MASKS_S_MAX", 0.0)
     schema = '{"type": "string", "pattern": "^slow$"}'
     assert "first masks" in (find_schema_problem(schema) or "")
     text = family_text("qwen3")

@@ -14,9 +14,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 FILL = f"""
 import gc
 import sys
-from continuo.engine.text import ChatMessage, ModelText, find_schema_problem
+from continuo.engine.text import ChatMessage, ModelText
 from continuo.engine.allocator import give_memory_back
-from continuo.engine.text import grammar
 
 text = ModelText(sys.argv[1])
 tokenizer, renderer = text._tokenizer, text.template._renderer
@@ -32,9 +31,6 @@ def empty_values(n):
 
 def short_messages(n):
     return [ChatMessage(role="user", content=f"{{n}} {{m}}") for m in range(1_000)]
-
-def nothing(schema):
-    return None
 
 cache, add = {{
     "encodings of short texts": (tokenizer._encodings, lambda n: text.encode(str(n))),
@@ -54,10 +50,8 @@ cache, add = {{
             [ChatMessage(role="user", content=f"{{n}}" + 10 * words)]
         ),
     ),
-    "schema checks": (grammar._problems, lambda n: find_schema_problem(str(n))),
 }}[sys.argv[2]]
 cache.bytes_max = {16 * 1024 * 1024}
-grammar._find_schema_problem = nothing
 
 def fill():
     evicted_bytes, n = cache.evicted_bytes, 0
@@ -87,7 +81,6 @@ print(held, resident_bytes() - before, bound)
         "renderings of tools",
         "renderings of messages",
         "renderings of long texts",
-        "schema checks",
     ],
 )
 def test_worst_texts_stay_within_their_memory_and_give_it_back(kind: str) -> None:

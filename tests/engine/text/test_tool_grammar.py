@@ -151,6 +151,29 @@ def test_value_outside_the_schema_is_refused(name: str) -> None:
         assert accepts(name, grammar, text.encode(written)) == (city == "Köln")
 
 
+CDATA = "<![CDATA[a </param> b]]>"
+TEXT_SCHEMA = '{"type": "object", "properties": {"text": {"type": "string"}}}'
+
+
+@pytest.mark.parametrize("schema", [TEXT_SCHEMA, '{"type": "object"}'])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(CDATA, "a </param> b"), ("a </param> b", None), ("<![CDATA[a", None), ("a < b", "a < b")],
+)
+def test_forced_call_may_have_a_block_with_the_end_of_an_argument(
+    schema: str, value: str, text: str | None
+) -> None:
+    template = family_template("minicpm5")
+    tool = CallableTool("look_up", schema)
+    grammar = template.build_tool_grammar([tool], ToolCallRules(is_required=True))
+    assert grammar is not None
+    output = f'<function name="look_up"><param name="text">{value}</param></function>'
+    ids = family_text("minicpm5").encode(output)
+    assert accepts("minicpm5", grammar, ids) == (text is not None)
+    if text is not None:
+        assert parse(template.tool_format, output, [tool]) == ("", [("look_up", {"text": text})])
+
+
 def accepts(name: str, grammar: Grammar, ids: Sequence[int]) -> bool:
     """Whether the ids are a whole match of the grammar."""
     text = family_text(name)

@@ -395,8 +395,10 @@ def test_published_templates_round_trip_calls(
 WRITES_OTHERWISE = {
     *("gpt_oss", "lfm2_5"),
     *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2", "command_r7b"),
+    "reka_edge",
 }
-"""Harmony, a template with quotes of Python's, and those that write the ids of calls."""
+"""Harmony, a template with quotes of Python's, those that write the ids of calls, and one without a
+line break between two calls."""
 
 
 @pytest.mark.long
@@ -581,3 +583,18 @@ def test_string_in_a_block_is_read_without_it(value: str, size: int) -> None:
             part for part in join_deltas([*events, *parser.finish()]) if isinstance(part, tuple)
         ]
         assert (json.loads(text), complete) == ({"a": value}, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("'it's 5 o'clock'", "it's 5 o'clock"),
+        ("['it's', 'he's']", ["it's", "he's"]),
+        ("{'it's': 'a'b'}", {"it's": "a'b"}),
+        (r"'it\'s'", "it's"),
+        ('"say "hi" now"', 'say "hi" now'),
+        ("''", ""),
+    ],
+)
+def test_quote_before_no_delimiter_is_part_of_its_string(source: str, expected: object) -> None:
+    assert read_literal(source) == expected

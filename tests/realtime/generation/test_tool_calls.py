@@ -22,6 +22,7 @@ from continuo.realtime.generation.tool_calls import ToolCallParser, make_text_pa
 from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 from tests.support.checkpoints import family_template
+from tests.support.grammar_trials import TrialsHere
 
 OUTPUT = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'
 TOOLS = (Tool(name="look"),)
@@ -91,6 +92,13 @@ SCHEMA = Grammar("json_schema", '{"type": "array"}')
 QWEN = family_template("qwen2_5")
 
 
+async def checked_grammar(settings: GenerationSettings) -> Grammar | None:
+    names = ConfigureSession.field_names
+    return build_grammar(
+        settings, QWEN, await check_enforceable(settings, QWEN, names, TrialsHere())
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -100,8 +108,8 @@ QWEN = family_template("qwen2_5")
         GenerationSettings(tool_choice=ToolChoice("required")),
     ],
 )
-def test_unconstrained_settings_have_no_grammar(settings: GenerationSettings) -> None:
-    assert build_grammar(settings, QWEN) is None
+async def test_unconstrained_settings_have_no_grammar(settings: GenerationSettings) -> None:
+    assert await checked_grammar(settings) is None
 
 
 @pytest.mark.parametrize(
@@ -117,26 +125,59 @@ def test_unconstrained_settings_have_no_grammar(settings: GenerationSettings) ->
         GenerationSettings(tools=(LOOSE,), tool_choice=ToolChoice("required")),
     ],
 )
-def test_forced_strict_or_structured_settings_have_a_grammar(settings: GenerationSettings) -> None:
-    grammar = build_grammar(settings, QWEN)
+async def test_forced_strict_or_structured_settings_have_a_grammar(
+    settings: GenerationSettings,
+) -> None:
+    grammar = await checked_grammar(settings)
     assert grammar is not None
     assert "look" in grammar.source or settings.tool_choice.name == "listen"
 
 
-def test_grammar_of_a_named_tool_allows_no_other_tool() -> None:
-    grammar = build_grammar(
-        GenerationSettings(tools=PAIR, tool_choice=ToolChoice("function", "listen")), QWEN
+async def test_grammar_of_a_named_tool_allows_no_other_tool() -> None:
+    grammar = await checked_grammar(
+        GenerationSettings(tools=PAIR, tool_choice=ToolChoice("function", "listen"))
     )
     assert grammar is not None
     assert "listen" in grammar.source
     assert "look" not in grammar.source
 
 
-def test_response_without_tool_calls_follows_its_own_schema() -> None:
+async def test_response_without_tool_calls_follows_its_own_schema() -> None:
     sampling = Sampling(grammar=SCHEMA)
-    assert build_grammar(GenerationSettings(sampling=sampling), QWEN) is SCHEMA
+    assert await checked_grammar(GenerationSettings(sampling=sampling)) is SCHEMA
     none = GenerationSettings(tools=PAIR, tool_choice=ToolChoice("none"), sampling=sampling)
-    assert build_grammar(none, QWEN) is SCHEMA
+    assert await checked_grammar(none) is SCHEMA
+
+
+def costly_tools(count: int, *, strict: bool) -> tuple[Tool, ...]:
+    """Tools of which each takes 2 MiB to enforce."""
+    argument = '{"type": "integer", "multipleOf": %d}'
+    return tuple(
+        Tool(
+            name=f"tool_{n}",
+            parameters='{"properties": {"n": %s}}' % (argument % (4_000 + n)),
+            strict=strict,
+        )
+        for n in range(count)
+    )
+
+
+async def test_strict_tools_that_cost_too_much_together_are_refused() -> None:
+    assert await checked_grammar(GenerationSettings(tools=costly_tools(2, strict=True)))
+    with pytest.raises(Refusal, match=r"all strict functions .* the limit is 8"):
+        await checked_grammar(GenerationSettings(tools=costly_tools(8, strict=True)))
+
+
+async def test_tools_that_need_not_be_enforced_are_not_if_they_cost_too_much_together() -> None:
+    tools = (
+        *costly_tools(8, strict=False),
+        Tool(name="exact", parameters='{"required": ["a"]}', strict=True),
+    )
+    settings = GenerationSettings(tools=tools, tool_choice=ToolChoice("required"))
+    grammar = await checked_grammar(settings)
+    assert grammar is not None
+    assert "multipleOf" not in grammar.source
+    assert "required" in grammar.source
 
 
 @pytest.mark.parametrize(
@@ -197,7 +238,7 @@ async def test_unenforceable_settings_are_refused(
     settings: GenerationSettings, template: str, param: str
 ) -> None:
     with pytest.raises(Refusal) as caught:
-        await check_enforceable(settings, family_template(template), ConfigureSession.field_names)
+        await check_enforceable(
+            settings, family_template(template), ConfigureSession.field_names, TrialsHere()
+        )
     assert caught.value.param == param
-    with pytest.raises(Refusal):
-        build_grammar(settings, family_template(template))

@@ -29,6 +29,7 @@ from continuo.realtime.store import (
     IdempotentRequest,
     LeaseLost,
     SessionLease,
+    SessionNotFound,
     StoreUnavailable,
     WriteBatch,
     WriteResult,
@@ -38,6 +39,7 @@ from tests.support.engines import EngineHarness
 from tests.support.in_process_client import connect_client, resume_result
 from tests.support.sessions import unload
 from tests.support.store_records import new_session
+from tests.support.waiting import poll_until
 
 A, B, C, D = map(DraftPiece, "abcd")
 
@@ -92,14 +94,14 @@ async def writer(store: ReplicatedStore) -> SessionWriter:
     return writer
 
 
-def desired(*entries: ConversationEntry) -> DesiredSession:
+def desired(*entries: ConversationEntry, events: int = 0) -> DesiredSession:
     return DesiredSession(
         entries=entries,
         settings=GenerationSettings(),
         epoch=0,
         first_offset=0,
-        next_offset=0,
-        encode_events_since=lambda offset: [],
+        next_offset=events,
+        encode_events_since=lambda offset: [b"%d" % n for n in range(offset, events)],
     )
 
 
@@ -195,6 +197,82 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
     await writer.confirm()
     with pytest.raises(LeaseLost):
         await store.confirm(stalled)
+
+
+@pytest.mark.parametrize("lost", [(A, B, C), (A,), (A, B)])
+async def test_confirm_detects_the_loss_of_the_last_write(
+    store: ReplicatedStore, writer: SessionWriter, lost: tuple[DraftPiece, ...]
+) -> None:
+    """The replica has fewer entries, more of them, or as many and fewer events."""
+    await writer.write(desired(*lost, events=1), SessionChanges())
+    store.copy()
+    await writer.write(desired(A, C, events=2), SessionChanges())
+    await writer.confirm()
+    assert not writer.is_in_doubt
+    store.fail_over()
+    await writer.confirm()
+    assert writer.is_in_doubt
+    await writer.write(desired(A, C, events=2), SessionChanges())
+    await check_stored(store, writer, A, C)
+    await writer.confirm()
+    assert not writer.is_in_doubt
+
+
+async def test_confirm_detects_the_loss_of_a_new_session(store: ReplicatedStore) -> None:
+    store.copy()
+    new = new_session()
+    writer = SessionWriter(store, await store.create(new), new)
+    await writer.write(desired(A), SessionChanges())
+    store.fail_over()
+    with pytest.raises(SessionNotFound):
+        await writer.confirm()
+    assert writer.is_in_doubt
+    await writer.write(desired(A), SessionChanges())
+    await check_stored(store, writer, A)
+
+
+async def test_confirm_expects_the_events_that_the_next_write_replaces(
+    store: ReplicatedStore, writer: SessionWriter
+) -> None:
+    """The event log has gone on differently since they were written."""
+    await writer.write(desired(A, B, events=2), SessionChanges())
+    writer.rewrite_events_from(1)
+    await writer.confirm()
+    assert not writer.is_in_doubt
+    await writer.write(desired(A, B, events=3), SessionChanges())
+    found = await store.load(writer.lease.session)
+    assert found is not None
+    assert found.events.bodies == (b"0", b"1", b"2")
+
+
+async def test_write_without_a_reply_is_undone_though_the_client_is_idle(
+    store: ReplicatedStore, harness: EngineHarness
+) -> None:
+    """The client was told that nothing has changed, and another gateway must find it so."""
+    template = harness.engine.text.template
+    assert template is not None
+    limits = Limits(sweep_interval_s=0.05)
+    registry = Registry(harness.engine, template, GenerationSettings(), limits, store)
+    async with registry.running():
+        client = await connect_client(registry)
+        client.receive()
+        client.send_message("before", "u0")
+        await client.socket.wait_for("conversation.item.done")
+        before = await store.load(client.session_id)
+        assert before is not None
+        store.lose_reply_if_executed = True
+        client.send_message("hello", "u1")
+        refused = await client.socket.wait_for("error")
+        assert refused["error"]["code"] == "store_unavailable"
+
+        async def is_as_before() -> bool:
+            found = await store.load(client.session_id)
+            return found is not None and (found.entries, found.state) == (
+                before.entries,
+                before.state,
+            )
+
+        await poll_until(is_as_before)
 
 
 async def test_epoch_lost_in_a_failover_is_not_used_again(

@@ -16,6 +16,7 @@ from continuo.realtime.protocol.complexity_limits import (
     BodyComplexity,
     JsonValueCounter,
     check_frame_complexity,
+    count_depth,
     count_values_over,
 )
 from continuo.realtime.protocol.responses_api import decode_body, decode_command
@@ -48,6 +49,22 @@ def test_json_values_are_counted_in_slices(value: object) -> None:
         for start in range(0, len(text), slice):
             counter.feed(text[start : start + slice])
         assert value_count(value) <= counter.count <= value_count(value) + empty, slice
+
+
+def depth_of(value: object) -> int:
+    """The depth of objects and arrays, counted recursively: the reference."""
+    match value:
+        case dict():
+            return 1 + max(map(depth_of, value.values()), default=0)
+        case list():
+            return 1 + max(map(depth_of, value), default=0)
+        case _:
+            return 0
+
+
+@given(value=VALUES)
+def test_depth_is_counted_outside_of_strings(value: object) -> None:
+    assert count_depth(json.dumps(value, ensure_ascii=False)) == depth_of(value)
 
 
 @given(value=VALUES, limit=st.integers(0, 20))

@@ -160,5 +160,8 @@ async def run_to_end(server: RunningServer, scenario: Scenario) -> None:
     await scenario(server)
     state = server.web_server.server_state
     await wait_until(
-        lambda: not (server.registry.list_sessions("") or state.tasks or state.connections), 60
+        lambda: (
+            not (server.registry.open_sessions.of_tenant("") or state.tasks or state.connections)
+        ),
+        60,
     )

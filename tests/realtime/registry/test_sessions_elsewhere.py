@@ -3,6 +3,7 @@
 The session is held by another gateway, or by the store alone.
 """
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
-from tests.support.clients import open_realtime_session
+from tests.support.clients import connect_realtime, open_realtime_session
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import InProcessClient, connect_client, resume_result
@@ -107,9 +108,8 @@ async def test_status_of_a_remote_session_is_that_of_its_owner(registries: Regis
     await registries[0].aclose()
     stored = await registries[1].status(client.session_id, "")
     assert summary_of(stored) == (*local[:2], "none"), "only the store has the session"
-    assert len(registries[0].list_sessions("")) == len(registries[1].list_sessions("")) == 0, (
-        "a status request takes nothing over"
-    )
+    loaded = [len(each.open_sessions.of_tenant("")) for each in registries]
+    assert loaded == [0, 0], "a status request takes nothing over"
     assert await registries[1].delete(client.session_id, "")
 
 
@@ -290,6 +290,84 @@ async def test_remote_session_is_shown_and_deleted_over_http(
         assert (await server.request("GET", path))[0] == 404
         assert (await server.request("DELETE", path))[0] == 404
     assert (await one.request("DELETE", f"/v1/realtime/sessions/{fork.session_id}"))[0] == 200
+
+
+@pytest.mark.parametrize("place", ["connected", "responding", "parked", "stored"])
+async def test_reading_a_conversation_elsewhere_takes_nothing_over(
+    servers: tuple[RunningServer, RunningServer],
+    stores: tuple[Store, Store],
+    harness: EngineHarness,
+    place: str,
+) -> None:
+    """The client, if any, stays connected, and its response goes on to the same end."""
+    one, two = servers
+    created = {"items": [{"role": "user", "content": "hello"}], "metadata": {"topic": "a"}}
+    _, conversation = await one.request("POST", "/v1/conversations", created)
+    path = f"/v1/conversations/{conversation['id']}"
+    harness.runner.step_s = 0.005
+    async with contextlib.AsyncExitStack() as stack:
+        client = None
+        if place in ("connected", "responding"):
+            url = f"{one.url}?session_id={conversation['id']}"
+            client = await stack.enter_async_context(connect_realtime(url))
+            await client.wait_for("conversation.item.added")
+        response = ""
+        if client is not None and place == "responding":
+            response = await client.start_response(max_output_tokens=60, ignore_eos=True)
+            await client.wait_deltas(1)
+        if place == "stored":
+            await one.registry.aclose()
+        before = await stores[1].find(conversation["id"])
+        _, page = await two.request("GET", f"{path}/items?order=asc")
+        item = page["data"][0]
+        assert item["content"] == [{"type": "input_text", "text": "hello"}]
+        assert await two.request("GET", f"{path}/items/{item['id']}") == (200, item)
+        assert await two.request("GET", path) == (200, conversation)
+        prompt = {"model": "demo", "input": "and?", "conversation": conversation["id"]}
+        counted, tokens = await two.request("POST", "/v1/responses/input_tokens", prompt)
+        assert counted == 200, tokens
+        assert await two.request("GET", path, headers=UMBRELLA) != (200, conversation)
+        assert await stores[1].find(conversation["id"]) == before
+        assert two.registry.find(conversation["id"], "acme") is None
+        if client is not None:
+            if response:
+                assert await client.wait_response(response)
+            await client.add_message("still here", "item_here")
+    _, page = await two.request("GET", f"{path}/items")
+    assert client is None or page["data"][0]["id"] == "item_here"
+    assert (await two.request("DELETE", path))[0] == 200
+
+
+async def test_response_in_a_conversation_begins_without_closing_its_client_elsewhere(
+    servers: tuple[RunningServer, RunningServer],
+) -> None:
+    """A response that is refused, and so adds nothing, leaves the client connected."""
+    one, two = servers
+    async with open_realtime_session(one.url) as client:
+        await client.add_message("hello")
+        body = {"model": "demo", "input": "x" * 500, "conversation": client.session_id}
+        status, refused = await two.request("POST", "/v1/responses", body)
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
+        await client.add_message("still here")
+    assert (await one.request("DELETE", f"/v1/realtime/sessions/{client.session_id}"))[0] == 200
+
+
+async def test_response_extends_the_expiry_of_its_conversation(
+    servers: tuple[RunningServer, RunningServer], stores: tuple[Store, Store]
+) -> None:
+    """Otherwise a conversation could expire before the response is added to it."""
+    one, two = servers
+    _, conversation = await one.request("POST", "/v1/conversations", {})
+    for server in (one, two):
+        before = await stores[1].find(conversation["id"])
+        body = {"model": "demo", "input": "x" * 500, "conversation": conversation["id"]}
+        assert (await server.request("POST", "/v1/responses", body))[0] == 400
+        after = await stores[1].find(conversation["id"])
+        assert before is not None
+        assert after is not None
+        assert after.deadline_ms > before.deadline_ms
+        assert after.is_parked
+    assert (await one.request("DELETE", f"/v1/conversations/{conversation['id']}"))[0] == 200
 
 
 async def test_response_continues_a_response_of_another_gateway(

@@ -190,7 +190,7 @@ async def test_session_that_moved_in_a_response_leaves_nothing_to_the_garbage_co
         await client.socket.wait_for("response.done")
         client.socket.push_event(type="session.close")
         await client.wait_closed()
-        await wait_until(lambda: not any(each.list_sessions("") for each in registries))
+        await wait_until(lambda: not any(each.open_sessions.of_tenant("") for each in registries))
 
     for response in ({}, {"conversation": "none"}):
         await move(**response)

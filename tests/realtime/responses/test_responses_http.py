@@ -268,6 +268,53 @@ async def test_invalid_response_bodies_are_refused(
     assert (actual_status, refused["error"]["code"]) == (status, code)
 
 
+def nested(depth: int) -> str:
+    return '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+@pytest.mark.parametrize(("depth", "status"), [(100, 200), (101, 400), (480, 400), (960, 400)])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_tools_nested_too_deeply_are_refused(
+    server: RunningServer, path: str, depth: int, status: int
+) -> None:
+    function = {"name": "look", "parameters": "NESTED"}
+    body = (
+        {"input": "hello", "max_output_tokens": 2, "tools": [{"type": "function", **function}]}
+        if path == "/v1/responses"
+        else {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 2,
+            "tools": [{"type": "function", "function": function}],
+        }
+    )
+    sent = json.dumps(body).replace('"NESTED"', nested(depth)).encode()
+    received_status, received = await server.request("POST", path, sent)
+    assert received_status == status, received
+    if depth == 960:
+        assert received["error"]["message"] == "The body is nested too deeply."
+    elif status == 400:
+        assert received["error"]["param"] == "tools"
+        assert received["error"]["code"] == "invalid_function_parameters"
+        assert f"{depth} objects and arrays" in received["error"]["message"]
+        assert "the limit is 100" in received["error"]["message"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(100, 200), (101, 400), (480, 400), (900, 400)])
+async def test_arguments_nested_too_deeply_are_refused(
+    server: RunningServer, depth: int, status: int
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look"}
+    call["arguments"] = nested(depth)
+    output = {"type": "function_call_output", "call_id": "c", "output": "a door"}
+    body = {"input": [call, output], "max_output_tokens": 2}
+    received_status, received = await server.request("POST", "/v1/responses", body)
+    assert received_status == status, received
+    if status == 400:
+        assert received["error"]["param"] == "input"
+        assert f"{depth} objects and arrays" in received["error"]["message"]
+
+
 async def test_requests_need_a_full_api_key(server: RunningServer) -> None:
     for method, path in (
         ("POST", "/v1/responses"),

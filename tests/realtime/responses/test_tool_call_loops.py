@@ -169,3 +169,36 @@ async def test_two_calls_in_one_response_keep_their_results_in_order(
         assert prefilled.index("cloudless") < prefilled.index("foggy"), (
             "the results are out of order"
         )
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "mistral_args"])
+async def test_call_that_is_sent_back_is_not_prefilled_again(name: str) -> None:
+    written = '{ "city":"Rome","price":1.50 }'
+    text = family_text(name)
+    outputs = [output(name, "user", calls(name, written)), output(name, "tool", ANSWER)]
+    device = ScriptedRunner(Geometry(2000, 4, 8000, text.vocab_size, 256, 0), text, outputs)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "The weather in Rome?"}]
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+    async with (
+        running_engine(family_folder(name), lambda: device) as harness,
+        serve_harness(harness, GatewaySettings(served_model_name=("demo",))) as server,
+    ):
+
+        async def complete() -> dict[str, Any]:
+            body = {"model": "demo", "messages": messages, "tools": [tool]}
+            status, reply = await server.request("POST", "/v1/chat/completions", body)
+            assert status == 200, reply
+            return reply["choices"][0]["message"]
+
+        message = await complete()
+        (call,) = message["tool_calls"]
+        assert call["function"]["arguments"] == written
+        before = len(device.read_ids)
+        messages += [
+            message,
+            {"role": "tool", "tool_call_id": call["id"], "content": "cloudless"},
+        ]
+        assert (await complete())["content"] == ANSWER
+    prefilled = text.decode(device.read_ids[before:])
+    assert "cloudless" in prefilled
+    assert "price" not in prefilled, "the call was prefilled again"

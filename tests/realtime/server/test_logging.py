@@ -12,12 +12,12 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from continuo.engine.line_limit import LINES_PER_MINUTE, LineLimit
 from continuo.realtime import metrics
 from continuo.realtime.limits import Limits
 from continuo.realtime.request_context import RequestContext, begin_request
 from continuo.realtime.server.auth.wrong_keys import WRONG_KEYS_BURST, WrongKeys
 from continuo.realtime.server.hardening import guarded_http
-from continuo.realtime.server.line_limit import KINDS_MAX, LINES_PER_MINUTE, LineLimit
 from continuo.realtime.server.logging_setup import (
     PEER_LOGGERS,
     PeerLineFilter,
@@ -278,13 +278,6 @@ def test_lines_that_were_dropped_are_counted_by_the_next() -> None:
     assert line is not None
     assert line.fields == {"suppressed": 90}  # type: ignore[attr-defined]  # a field that we add
     assert passes("Invalid UTF-8 sequence received from client.") is None
-
-
-def test_line_limit_holds_few_kinds() -> None:
-    limit = LineLimit()
-    for number in range(10 * KINDS_MAX):
-        assert limit.admit(f"kind {number}") == 0
-    assert len(limit) == KINDS_MAX
 
 
 def test_loggers_whose_lines_are_limited_exist() -> None:

@@ -1,5 +1,6 @@
 """The web server over real sockets, in this process, with a real engine on a null device."""
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -63,6 +64,30 @@ async def test_readiness_requires_no_key(harness: EngineHarness) -> None:
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await server.request("GET", path, headers={}) == expected
+
+
+async def test_kept_connection_of_a_draining_server_is_told_to_close(
+    harness: EngineHarness,
+) -> None:
+    """So that the next request of its client, or of a proxy, goes to another server."""
+    settings = GatewaySettings(tenants={API_KEY: "default"})
+    store = await shared_store(harness)
+    app, gate = build_app(harness.engine, settings, store), ReadinessGate(AccessPolicy())
+    gate.set_app(app, harness.engine.fleet, store, app.state.registry.recovery)
+    head = f"Host: x\r\nAuthorization: Bearer {API_KEY}\r\n\r\n"
+    async with serve_app(gate, app.state.registry, settings) as server:
+        for path in ("/v1/models", "/health/ready", "/metrics"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            for draining in (False, True):
+                gate.is_draining = draining
+                writer.write(f"GET {path} HTTP/1.1\r\n{head}".encode())
+                received = await reader.readuntil(b"\r\n\r\n")
+                fields = received.decode().lower().splitlines()
+                assert ("connection: close" in fields) is draining
+                length = next(line for line in fields if line.startswith("content-length: "))
+                await reader.readexactly(int(length.split()[1]))
+            assert await reader.read() == b"", "the server has closed the connection"
+            writer.close()
 
 
 async def test_unknown_path_is_404_over_http_and_websocket(server: RunningServer) -> None:

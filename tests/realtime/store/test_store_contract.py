@@ -10,6 +10,7 @@ from continuo.realtime.store import (
     IdempotencyConflict,
     IdempotentRequest,
     LeaseLost,
+    LogEnd,
     ResponseNotFound,
     RunningResponse,
     SessionDataLost,
@@ -114,6 +115,20 @@ async def test_deleted_session_stays_deleted(store: Store) -> None:
     await store.delete(lease)
     await check_is_deleted(store, lease)
     await check_is_deleted(store, stale)
+
+
+async def test_confirm_compares_the_end_of_the_session(store: Store) -> None:
+    lease = await store.create(new_session())
+    await store.confirm(lease, LogEnd(0, 0))
+    await store.write(lease, FULL_BATCH)
+    await store.confirm(lease, LogEnd(1, 1))
+    await store.confirm(lease)
+    for other in (LogEnd(0, 0), LogEnd(0, 1), LogEnd(2, 1), LogEnd(1, 2)):
+        with pytest.raises(SessionDataLost):
+            await store.confirm(lease, other)
+    await store.claim(lease.session, "gate-2", ttl_s=60)
+    with pytest.raises(LeaseLost):
+        await store.confirm(lease, LogEnd(0, 0))
 
 
 async def test_force_delete_deletes_the_session_of_another_owner(store: Store) -> None:

@@ -12,10 +12,12 @@ import pytest
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import ConversationCommand
+from continuo.realtime.session.session import Session
 from continuo.realtime.session.state import SessionState
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import InProcessClient
-from tests.support.sessions import create_registry
+from tests.support.sessions import SLOW_STEP_S, create_registry
+from tests.support.waiting import wait_until
 
 
 @contextlib.asynccontextmanager
@@ -205,6 +207,68 @@ async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(
         assert client.socket.closed is not None
         assert client.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
         assert not client.socket.frames.empty(), "the connection read all frames"
+
+
+PATIENT = Limits(outbox_bytes_max=200, outbox_over_limit_s_max=1e6, send_timeout_s=1e6)
+
+
+async def fill_outbox(client: InProcessClient, harness: EngineHarness) -> Session:
+    """Let a response of 60 tokens run, which fills the outbox, because the client stops reading.
+    Returns the session when the response is paused."""
+    created = await client.socket.wait_for("session.created")
+    session = client.registry.find(created["session"]["id"])
+    assert session is not None
+    client.send_message("hello")
+    client.start_response(60)
+    await client.socket.wait_for("response.created")
+    client.socket.peer_reads.clear()
+    async with asyncio.timeout(20):
+        while (await harness.engine.fleet.stats()).active_turns:
+            await asyncio.sleep(0)
+    assert session.state is SessionState.RESPONDING
+    return session
+
+
+async def test_response_is_cancelled_over_a_line_that_is_full(harness: EngineHarness) -> None:
+    harness.runner.step_s = 5 * SLOW_STEP_S
+    async with connect(harness, PATIENT) as client:
+        session = await fill_outbox(client, harness)
+        client.socket.push_event(type="response.cancel")
+        await wait_until(lambda: session.state is SessionState.IDLE)
+        items = len(list(session.conversation.items()))
+        client.send_message("waits", "item_new")
+        await wait_until(client.socket.frames.empty)
+        assert len(list(session.conversation.items())) == items, "its answer would be output"
+        client.socket.peer_reads.set()
+        done = await client.socket.wait_for("response.done")
+        assert done["response"]["status"] == "cancelled"
+        await wait_until(lambda: len(list(session.conversation.items())) == items + 1)
+
+
+async def test_responses_are_paused_while_the_outbox_is_full(harness: EngineHarness) -> None:
+    harness.runner.step_s = 5 * SLOW_STEP_S
+    async with connect(harness, PATIENT) as client:
+        await fill_outbox(client, harness)
+        harness.runner.step_s = 0
+        client.socket.peer_reads.set()
+        done = await client.socket.wait_for("response.done")
+        assert done["response"]["usage"]["output_tokens"] == 60
+
+
+async def test_client_that_leaves_while_the_outbox_is_full_continues_later(
+    harness: EngineHarness,
+) -> None:
+    harness.runner.step_s = 5 * SLOW_STEP_S
+    async with connect(harness, PATIENT) as client:
+        await fill_outbox(client, harness)
+        client.receive()
+        await client.disconnect()
+        harness.runner.step_s = 0
+        client.resume()
+        done = await client.socket.wait_for("response.done")
+        assert done["response"]["usage"]["output_tokens"] == 60
+        client.socket.push_event(type="session.close")
+        await client.wait_closed()
 
 
 async def test_internal_error_is_sent_and_the_connection_stays_open(

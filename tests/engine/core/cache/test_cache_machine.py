@@ -6,31 +6,38 @@ its own past, no page was shared, freed, copied, evicted or overwritten wrongly.
 """
 
 import os
+import random
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     initialize,
     invariant,
+    multiple,
     rule,
 )
 
-from continuo.engine.batch import NO_STATE, STATE_POOL, WindowGroup
+from continuo.engine.batch import NO_STATE, STATE_POOL, Geometry, WindowGroup
 from continuo.engine.core.cache import PageLease, SessionAwareCache
 from continuo.engine.core.cache.window_pages import WindowPages
 from tests.support.digest_runner import apply_moves
+from tests.support.worlds import crowded_world
 
 pytestmark = pytest.mark.slow
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+LENGTH_MAX = 1_000_000
+"""Ids of a lease in a world that is not crowded: as many as a history can make."""
 
 
 def memory_of(units: int, size: int) -> list[list[object]]:
@@ -44,11 +51,17 @@ class LeaseModel:
         self.lease = lease
         self.ids = list(ids)
         self.is_idle = False
+        self._digested: list[int] | None = None
+        self._pasts: list[int] = []
 
     def pasts(self) -> list[int]:
         """Return, by position, the digest of all ids before it."""
-        scope = zlib.crc32(self.lease.scope.encode())
-        return list(accumulate(self.ids, lambda past, id: hash((past, id)), initial=scope))
+        if self._digested != self.ids:
+            self._digested = list(self.ids)
+            scope = zlib.crc32(self.lease.scope.encode())
+            digests = accumulate(self.ids, lambda past, id: hash((past, id)), initial=scope)
+            self._pasts = list(digests)
+        return self._pasts
 
     @property
     def ids_array(self) -> "array[int]":
@@ -57,6 +70,8 @@ class LeaseModel:
 
 class CacheMachine(RuleBasedStateMachine):
     leases = Bundle("leases")
+    length_max = LENGTH_MAX
+    """Ids that a lease may have."""
 
     @initialize(
         page_size=st.sampled_from([1, 2, 4, 16]),
@@ -76,15 +91,19 @@ class CacheMachine(RuleBasedStateMachine):
         scarce: bool,
     ) -> None:
         window_pages = 6 if scarce else 2 * pages
-        groups = [WindowGroup(window, window_pages, host) for window in windows]
+        groups = tuple(WindowGroup(window, window_pages, host) for window in windows)
         host_slots = min(host, slots)
-        self.cache = SessionAwareCache(
-            pages, page_size, host, groups, slots, host_slots, blanks_pages=True
-        )
-        self.memory, self.host = memory_of(pages, page_size), memory_of(host, page_size)
-        self.windows = [memory_of(window_pages, page_size) for _ in windows]
-        self.host_windows = [memory_of(host, page_size) for _ in windows]
-        self.states, self.host_states = memory_of(slots, 1), memory_of(host_slots, 1)
+        memory = {"windows": groups, "state_slots": slots, "host_state_slots": host_slots}
+        self._start(pages, page_size, host, memory)
+
+    def _start(self, pages: int, page_size: int, host_pages: int, memory: dict[str, Any]) -> None:
+        geometry = Geometry(pages, page_size, LENGTH_MAX, 3, 1, 0, host_pages, **memory)
+        self.cache = SessionAwareCache.for_geometry(geometry, blanks_pages=True)
+        self.memory, self.host = memory_of(pages, page_size), memory_of(host_pages, page_size)
+        self.windows = [memory_of(each.pages, page_size) for each in geometry.windows]
+        self.host_windows = [memory_of(each.host_pages, page_size) for each in geometry.windows]
+        self.states = memory_of(geometry.state_slots, 1)
+        self.host_states = memory_of(geometry.host_state_slots, 1)
         self.all: list[LeaseModel] = []
 
     @property
@@ -93,7 +112,22 @@ class CacheMachine(RuleBasedStateMachine):
         return max(self.cache.page_size // 4, 1)
 
     def _scale(self, ids: list[int]) -> list[int]:
-        return ids * self.scale
+        return (ids * self.scale)[: self.length_max]
+
+    def _append(self, model: LeaseModel, ids: list[int]) -> None:
+        model.ids += ids[: max(self.length_max - len(model.ids), 0)]
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, slice, slice]]:
+        """Cut positions at page boundaries. Yields the index of a page, and slices of that page and
+        of the pasts."""
+        size = self.cache.page_size
+        for index in range(start // size, -(-end // size)):
+            first, last = max(start, index * size), min(end, (index + 1) * size)
+            yield (
+                index,
+                slice(first - index * size, last - index * size),
+                slice(first + 1, last + 1),
+            )
 
     def _device(self) -> None:
         moves = self.cache.take_moves()
@@ -114,15 +148,15 @@ class CacheMachine(RuleBasedStateMachine):
         fresh = range(-(-start // size), -(-end // size))
         """Indices of the pages that were allocated for this row."""
         assert all(self.memory[lease.pages[n]] == [None] * size for n in fresh), "not blank"
-        for position in range(start, end):
-            self.memory[lease.pages[position // size]][position % size] = pasts[position + 1]
+        for index, part, past in self._pieces(start, end):
+            self.memory[lease.pages[index]][part] = pasts[past]
         for component, (first, pages), memory in zip(
             self.cache.components.windows, tables, self.windows, strict=True
         ):
             self._check_window(model, component, (first, pages), start)
             assert all(memory[pages[n - first]] == [None] * size for n in fresh), "not blank"
-            for position in range(start, end):
-                memory[pages[position // size - first]][position % size] = pasts[position + 1]
+            for index, part, past in self._pieces(start, end):
+                memory[pages[index - first]][part] = pasts[past]
 
     def _check_window(
         self,
@@ -131,12 +165,11 @@ class CacheMachine(RuleBasedStateMachine):
         table: "tuple[int, array[int]]",
         at: int,
     ) -> None:
-        size, (first, pages) = self.cache.page_size, table
+        first, pages = table
         memory, pasts = self.windows[component.index], model.pasts()
-        for position in range(max(at - component.window + 1, 0), at):
-            assert position // size >= first, "a row reads before its window"
-            entry = memory[pages[position // size - first]][position % size]
-            assert entry == pasts[position + 1]
+        for index, part, past in self._pieces(max(at - component.window + 1, 0), at):
+            assert index >= first, "a row reads before its window"
+            assert memory[pages[index - first]][part] == pasts[past]
 
     def _check_state(self, model: LeaseModel, slot: int, at: int) -> None:
         if at:
@@ -146,7 +179,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _check_host_units(self, model: LeaseModel) -> None:
         """Check what the host holds of a lease, at its end and at its marks."""
-        lease, size, pasts = model.lease, self.cache.page_size, model.pasts()
+        lease, pasts = model.lease, model.pasts()
         if not lease.host_units:
             return
         for at in (lease.host_end, *lease.host_marks):
@@ -154,8 +187,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.components.windows, self.host_windows, strict=True
             ):
                 slots = lease.host_units[component.index]
-                for position in range(max(at - component.window + 1, 0), at):
-                    assert memory[slots[position // size]][position % size] == pasts[position + 1]
+                for index, part, past in self._pieces(max(at - component.window + 1, 0), at):
+                    assert memory[slots[index]][part] == pasts[past]
             if self.cache.components.states:
                 slot = lease.host_units[-1][at]
                 assert self.host_states[slot] == [pasts[at]]
@@ -173,7 +206,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(model=leases, ids=TOKENS)
     def append(self, model: LeaseModel, ids: list[int]) -> None:
-        model.ids += self._scale(ids)
+        self._append(model, self._scale(ids))
 
     @rule(model=leases)
     def match(self, model: LeaseModel) -> None:
@@ -201,8 +234,10 @@ class CacheMachine(RuleBasedStateMachine):
         start, known = lease.committed, len(model.ids)
         if lease.committed != known or lease.host_pages:
             return
-        model.ids += data.draw(TOKENS, "owed")
+        self._append(model, data.draw(TOKENS, "owed"))
         count = len(model.ids) - start
+        if not count:
+            return
         accepted = data.draw(st.integers(0, drafts), "accepted")
         if self.cache.components.fit_row(lease, count + drafts) < count + drafts:
             return
@@ -285,7 +320,7 @@ class CacheMachine(RuleBasedStateMachine):
         self._compute_all(model)
         self.publish(model, data)
         self.rewind(model, data)
-        model.ids += self._scale(ids)
+        self._append(model, self._scale(ids))
         self._compute_all(model)
 
     @rule(target=leases, model=leases, data=st.data())
@@ -316,7 +351,7 @@ class CacheMachine(RuleBasedStateMachine):
     def decode(self, model: LeaseModel, count: int) -> None:
         """Compute ids one by one, so that marks are made at page boundaries."""
         for n in range(count):
-            model.ids.append(n % 3)
+            self._append(model, [n % 3])
             while len(model.ids) > model.lease.committed:
                 before = model.lease.committed
                 self._step(
@@ -329,8 +364,8 @@ class CacheMachine(RuleBasedStateMachine):
     def prefill(self, head: int, ids: list[int]) -> LeaseModel:
         """Compute a first prompt, which begins like others, row by row, and publish it. A row ends
         where its ids leave those in the tree, which has a state there then."""
-        ids = [n % 3 for n in range(head * self.scale)] + self._scale(ids)
-        model = LeaseModel(self.cache.open("a"), ids)
+        model = LeaseModel(self.cache.open("a"), [n % 3 for n in range(head * self.scale)])
+        self._append(model, self._scale(ids))
         self.all.append(model)
         cache, lease, length = self.cache, model.lease, len(model.ids)
         cache.match(lease, model.ids_array, cache.match_end(length), length)
@@ -382,9 +417,8 @@ class CacheMachine(RuleBasedStateMachine):
         self._device()
         for model in self.all:
             pasts = model.pasts()
-            for position in range(model.lease.committed):
-                page = model.lease.pages[position // self.cache.page_size]
-                assert self.memory[page][position % self.cache.page_size] == pasts[position + 1]
+            for index, part, past in self._pieces(0, model.lease.committed):
+                assert self.memory[model.lease.pages[index]][part] == pasts[past]
             if model.lease.committed and not model.lease.reserved:
                 for component in self.cache.components.windows:
                     table = component.table(model.lease)
@@ -393,12 +427,12 @@ class CacheMachine(RuleBasedStateMachine):
                     for mark in (*model.lease.marks, model.lease.committed):
                         self._check_state(model, states.unit_at(model.lease, mark), mark)
             self._check_host_units(model)
-            for index, slot in enumerate(model.lease.host_pages, len(model.lease.pages)):
-                start = index * self.cache.page_size
-                for position in range(
-                    start, min(start + self.cache.page_size, model.lease.resident_tokens)
-                ):
-                    assert self.host[slot][position - start] == pasts[position + 1]
+            held = len(model.lease.pages)
+            for index, part, past in self._pieces(
+                held * self.cache.page_size, model.lease.resident_tokens
+            ):
+                slot = model.lease.host_pages[index - held]
+                assert self.host[slot][part] == pasts[past]
 
     @invariant()
     def audit_holds(self) -> None:
@@ -420,8 +454,37 @@ class CacheMachine(RuleBasedStateMachine):
             assert component.pool.free_count == component.pool.total
 
 
+class CrowdedCacheMachine(CacheMachine):
+    """Six leases of two to four scopes in a crowded world (tests/support/worlds.py)."""
+
+    @initialize(
+        target=CacheMachine.leases,
+        source=st.randoms(use_true_random=False),
+        page_size=st.sampled_from([16, 256]),
+    )
+    def start(self, source: random.Random, page_size: int) -> MultipleResults[LeaseModel]:
+        world = crowded_world(source, page_size=page_size)
+        self.length_max = world.session_tokens
+        self._start(world.pages, page_size, world.host_pages, world.memory)
+        for n in range(world.sessions):
+            scope, _ = world.group(n)
+            self.all.append(LeaseModel(self.cache.open(scope)))
+        return multiple(*self.all)
+
+    @rule(model=CacheMachine.leases, ids=TOKENS, data=st.data())
+    def run_turn(self, model: LeaseModel, ids: list[int], data: st.DataObject) -> None:
+        """Continue a lease, which is then idle; if it is full, from a position in its log."""
+        if len(model.ids) == self.length_max:
+            self.rewind(model, data)
+        self.append(model, ids)
+        self._compute_all(model)
+        self.publish(model, data)
+        self.mark_idle(model)
+
+
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
+TestCrowdedCache = CrowdedCacheMachine.TestCase
+TestCache.settings = TestCrowdedCache.settings = settings(
     max_examples=int(os.environ.get("EXAMPLES", "200")),
     stateful_step_count=40,
     deadline=None,

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,15 +23,17 @@ from tests.support.checkpoints import (
     write_checkpoint,
 )
 
+ALL = "all fields"
 Conversation = tuple[list[ChatMessage], list[ToolDefinition]]
 
 
 def converse(hostile: str, field: str, keys: Sequence[str] = ()) -> Conversation:
-    """Make a conversation with a text in one field, and more keys of arguments and schemas."""
+    """Make a conversation with a text in one field, or in all of them, and more keys of arguments
+    and schemas."""
     more = dict.fromkeys(keys, "x")
 
     def at(name: str, usual: str) -> str:
-        return hostile if name == field else usual
+        return hostile if field in (name, ALL) else usual
 
     call = ToolCall(
         name="look",
@@ -107,6 +109,16 @@ def test_no_field_becomes_a_control_token(name: str) -> None:
 
 
 @every_family
+def test_no_two_fields_join_to_a_control_token(name: str) -> None:
+    template, text = family_template(name), family_text(name)
+    usual = count_controls(template, text, converse("é", ALL))
+    for token in control_tokens(text)[:12]:
+        for cut in {1, 2, len(token) // 2, len(token) - 1}:
+            said = converse(f"{token[cut:]}é{token[:cut]}", ALL)
+            assert not count_controls(template, text, said) - usual, (token, cut)
+
+
+@every_family
 def test_no_key_becomes_a_control_token_between_brackets(name: str) -> None:
     template, text = family_template(name), family_text(name)
     for cut in range(3):
@@ -125,42 +137,65 @@ REWRITES = {
     "upper case": "m.content | upper",
     "lower case": "m.content | lower",
     "title case": "m.content | title",
+    "the other case": "m.content.swapcase()",
+    "backwards": "m.content | reverse",
+    "trimmed": "m.content | trim",
+    "trimmed of letters": "m.content.strip('<1a ')",
     "a slice": "m.content[30:] if m.content | length > 30 else m.content",
+    "without its ends": "m.content[1:-1]",
+    "every second": "m.content[::2]",
     "digits": "m.content | replace('1', '')",
     "one by one": "m.content | list | join('')",
     "words": "m.content | replace('user', '')",
+    "cut and joined": "m.content.split('+')[0] ~ m.content.split('+')[-1]",
+    "without a sign": "m.content.replace('+', '')",
+    "another sign": "m.content | replace('x', '<')",
+    "a part of digits": "m.content.split('17')[-1]",
 }
+HARMLESS = {"JSON in ASCII", "a Python literal", "HTML", "trimmed"}
+"""Rewritings of which no text is refused."""
 
 
-@pytest.mark.parametrize("rewriting", REWRITES.values(), ids=REWRITES)
+@pytest.mark.parametrize("rewriting", REWRITES)
 def test_text_that_a_template_rewrites_becomes_no_control_token(
     rewriting: str, tmp_path: Path
 ) -> None:
     tokens = [*CHATML_TOKENS, "[INST]", '<|"|>', *QWEN_TAG_TOKENS]
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        f"{{{{ ({rewriting}) if m.role == 'tool' else m.content }}}}<|im_end|>\n{{% endfor %}}"
+        f"{{{{ ({REWRITES[rewriting]}) if m.role == 'tool' and messages[0].content == 'rewrite'"
+        " else m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
         "{# <tool_call> </tool_call> #}"
     )
     folder = write_checkpoint(tmp_path, byte_level_tokenizer(tokens), source)
     text = ModelText(str(folder))
     assert text.template is not None
-    said = [ChatMessage(role="user", content="u"), ChatMessage(role="tool", content="x" * 40)]
+    said = [ChatMessage(role="user", content="rewrite"), ChatMessage(role="tool", content="x" * 40)]
     usual = count_controls(text.template, text, (said, []))
-    contents = {
-        content: token
-        for token in tokens
-        for content in (token, f"a user {token}", f"{'x' * 29}{token}{token}")
-    }
-    refused = 0
-    for content, token in contents.items():
+    refused: list[str] = []
+    for content, token in rewritten_contents(tokens):
         said[1] = ChatMessage(role="tool", content=content)
         try:
             ids = text.template.extend([], said).ids
         except UnsafeText as error:
-            refused += repr(token) in str(error)
+            refused.append(str(error).replace(repr(token), ""))
         else:
             assert count_ids(text, ids) == usual, content
-    refuses = rewriting in (REWRITES["a slice"], REWRITES["digits"])
-    assert (refused > 0) == refuses
+    assert not refused or rewriting not in HARMLESS
+    assert len(set(refused)) <= 1, "an error names another token"
+
+
+def rewritten_contents(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield texts that have, or may be rewritten to, a control token, with that token."""
+    for token in tokens:
+        half = len(token) // 2
+        yield token, token
+        yield f"a user {token}", token
+        yield f"{'x' * 29}{token}{token}", token
+        yield f"x{token}x", token
+        yield token[::-1], token
+        yield token.swapcase(), token
+        yield token.replace("<", "x"), token
+        yield f"{token[:half]}+{token[half:]}", token
+        yield "x".join(token), token

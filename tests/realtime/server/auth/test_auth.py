@@ -16,7 +16,6 @@ from continuo.realtime.server.auth.wrong_keys import (
     RIGHT_KEYS_MAX,
     WRONG_KEYS_BURST,
     WrongKeys,
-    address_of,
 )
 from continuo.realtime.server.logging_setup import RedactingFormatter, Redaction
 
@@ -267,21 +266,6 @@ def test_client_secret_and_resume_token_pass_a_throttled_address() -> None:
     denied = gate.authenticate(bearer("ek_expired"), client_host="192.0.2.1")
     assert isinstance(denied, Denied)
     assert (denied.status, denied.accepts_resume_token) == (429, True)
-
-
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("testclient", "testclient"),
-    ],
-)
-def test_address_is_that_of_a_host_or_its_network(host: str, address: str) -> None:
-    assert address_of(host) == address
 
 
 def test_wrong_keys_hold_a_bounded_number_of_addresses_and_keys() -> None:

@@ -340,7 +340,7 @@ async def test_session_expired_is_reported_only_to_clients_with_access(
     await client.socket.wait_for("session.created")
     await client.disconnect()
     client.receive()
-    await wait_until(lambda: not registry.list_sessions("acme"))
+    await wait_until(lambda: not registry.open_sessions.of_tenant("acme"))
     token = client.received[0]["session"]["resume"]["token"]
     for credentials, token_shown, code in (
         (theirs, None, "session_not_found"),

@@ -71,6 +71,12 @@ def respond_slowly(server: KeyServer) -> None:
     server.pause_s = 0.05
 
 
+def respond_with_a_slow_head(server: KeyServer) -> None:
+    """Send a header line byte by byte: no read of the client takes long."""
+    server.pieces = [b"HTTP/1.1 200 OK\r\nX-Slow: ", *[b"a"] * 5000]
+    server.pause_s = 0.05
+
+
 RESPONSES: dict[str, Callable[[KeyServer], None]] = {
     "no HTTP": lambda server: server.respond(b"", head="junk"),
     "cut off": lambda server: server.respond(b'{"keys": [', size=500),
@@ -83,6 +89,7 @@ RESPONSES: dict[str, Callable[[KeyServer], None]] = {
     "too long": lambda server: server.respond(b" " * (2 << 20)),
     "too many keys": lambda server: server.respond(json.dumps({"keys": [{}] * 2000}).encode()),
     "slow": respond_slowly,
+    "slow head": respond_with_a_slow_head,
     "redirects to plain HTTP": lambda server: server.respond(
         b"", head=f"HTTP/1.1 302 Found\r\nLocation: {server.url}"
     ),
@@ -100,8 +107,9 @@ async def test_unusable_keys_deny_tokens_until_there_are_better_ones(
     provider: IdentityProvider,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if name == "slow":
-        monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0)
+    usual_s = json_web_tokens.FETCH_TIMEOUT_S
+    bad_s = 1.0 if name.startswith("slow") else usual_s
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", bad_s)
     now_s = [1000.0]
     token, good = provider.sign(), json.dumps(provider.jwks()).encode()
     provider.url = key_server.url
@@ -111,10 +119,12 @@ async def test_unusable_keys_deny_tokens_until_there_are_better_ones(
     assert key_server.fetch_count == 1, "a redirect was not followed"
     assert isinstance(await authenticate(gate, token), Denied)
     assert key_server.fetch_count == 1, "no fetch for each request"
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", usual_s)
     key_server.pause_s = 0.0
     key_server.respond(good)
     now_s[0] += 5
     assert isinstance(await authenticate(gate, token), Credentials)
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", bad_s)
     RESPONSES[name](key_server)
     now_s[0] += 5
     await authenticate(gate, sign_with_an_unknown_key())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from uvicorn import Config, Server
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -44,8 +45,10 @@ USED_NAMES: dict[type, str] = {
         send_ping state
     """,
     StreamReader: "buffer",
+    Config: "http_protocol_class ssl",
+    Server: "lifespan server_state servers shutdown started startup",
 }
-"""Names of each class that realtime/server/hardening overrides, reads or sets."""
+"""Names of each class that realtime/server overrides, reads or sets."""
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "websockets"])
@@ -54,7 +57,7 @@ def test_package_with_undocumented_parts_in_use_is_one_that_was_tested(package: 
     (pin,) = (one for one in map(Requirement, listed) if one.name == package)
     assert [each.operator for each in pin.specifier] == ["~="], f"{pin} also permits other releases"
     assert pin.specifier.contains(version(package)), (
-        f"{package} {version(package)} is installed, but realtime/server/hardening uses"
+        f"{package} {version(package)} is installed, but realtime/server uses"
         f" undocumented parts of {package} and was tested with {pin.specifier} only. Compare the"
         " classes in USED_NAMES, run tests/realtime/server, and then change the pin in pyproject."
     )
@@ -65,7 +68,7 @@ def test_undocumented_names_in_use_exist(kind: type) -> None:
     gone = sorted(set(USED_NAMES[kind].split()) - _names_of(kind))
     assert not gone, (
         f"{kind.__module__}.{kind.__name__} no longer has {', '.join(gone)}, which"
-        f" realtime/server/hardening uses or overrides"
+        f" realtime/server uses or overrides"
     )
 
 

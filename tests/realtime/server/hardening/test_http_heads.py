@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from continuo.realtime.server.hardening import guarded_http, guards
+from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from tests.support.frames import upgrade_request
 from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer
@@ -179,9 +181,15 @@ async def test_refusal_of_a_later_head_follows_the_earlier_responses(
         assert await connection.refusal() in (TOO_LARGE, TOO_MANY)
 
 
-async def test_number_of_pipelined_requests_is_bounded(server: RunningServer) -> None:
-    """Each request uses a hundred times its bytes in the server."""
+async def test_number_of_pipelined_requests_is_bounded(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request uses a hundred times its bytes in the server. All are parsed in one turn, so
+    that none is answered meanwhile."""
     async with open_raw(server.port) as connection:
+        await wait_until(lambda: bool(server.web_server.server_state.connections))
+        (http,) = cast("set[GuardedHttp]", server.web_server.server_state.connections)
+        monkeypatch.setattr(http.read_turns, "turn_s", 1000.0)
         await connection.send((LINE + b"\r\n") * 5000)
         for _ in range(1 + guarded_http.PIPELINED_REQUESTS_MAX):
             assert (await connection.response())[0] == 200

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from continuo.realtime.limits import TenantLimits
 from continuo.realtime.protocol.completions_api import CompletionEncoder, Output
 from continuo.realtime.protocol.response import TokenLogprob, Usage
 from tests.realtime.responses.test_responses_http import streaming
+from tests.realtime.server.http.test_sglang import Api
 from tests.support.engines import EngineHarness
+from tests.support.sessions import SLOW_STEP_S
+from tests.support.waiting import wait_until
 from tests.support.web_servers import ACME, RunningServer, encode_request
 
 
@@ -64,6 +68,23 @@ async def test_stream_has_the_text_and_the_usage(server: RunningServer, prompt: 
         ]
         assert "".join(one["text"] for one in own) == choice["text"]
         assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_abort_all_ends_completions(
+    server: RunningServer, harness: EngineHarness, is_waiting: bool
+) -> None:
+    slots = server.registry.tenants.of("acme").turns
+    if is_waiting:
+        slots.set_limits(TenantLimits(running_responses_max=1))
+        slots.enter()
+    harness.runner.step_s = 5 * SLOW_STEP_S
+    running = asyncio.create_task(complete(server, max_tokens=300))
+    await wait_until(lambda: (slots.waiting_count if is_waiting else slots.running_count) == 1)
+    assert (await Api(server).post("/abort_request", {"rid": "", "abort_all": True}))[0] == 200
+    response = await running
+    assert response["choices"][0]["finish_reason"] == "abort"
+    assert response["usage"]["completion_tokens"] < 300
 
 
 async def test_logprobs_and_echo(server: RunningServer) -> None:

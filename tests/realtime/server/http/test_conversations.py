@@ -82,6 +82,38 @@ async def test_refused_items_leave_the_conversation_unchanged(server: RunningSer
     assert (status, body["error"]["param"]) == (400, "items[0].type")
 
 
+async def test_more_items_than_the_context_holds_are_added_in_one_request(
+    server: RunningServer,
+) -> None:
+    """The oldest ones leave the context, as if each was added by itself."""
+    items = [{"role": "user", "content": f"message {n}"} for n in range(100)]
+    id = (await create(server, items=items[:50]))["id"]
+    status, added = await server.request("POST", f"/v1/conversations/{id}/items", {"items": items})
+    assert (status, len(added["data"])) == (200, 100)
+    page = await list_items(server, id, "limit=100")
+    assert (len(page["data"]), page["has_more"]) == (100, True)
+    assert [item["id"] for item in page["data"][::-1]] == [item["id"] for item in added["data"]]
+    body = {"input": "and?", "max_output_tokens": 4, "conversation": id, "truncation": "auto"}
+    status, response = await server.request("POST", "/v1/responses", body)
+    assert (status, response["error"]) == (200, None)
+
+
+async def test_items_that_are_there_already_stay_once(server: RunningServer) -> None:
+    id = (await create(server, items=ITEMS[:1]))["id"]
+    path = f"/v1/conversations/{id}/items"
+    (known,) = (await list_items(server, id))["data"]
+    new = {"role": "user", "content": "new"}
+    status, added = await server.request("POST", path, {"items": [known, new]})
+    assert status == 200, added
+    other = {**known, "content": [{"type": "input_text", "text": "other"}]}
+    for refused in ([new, other], [{**new, "id": "msg_a"}, {**new, "id": "msg_a"}]):
+        status, body = await server.request("POST", path, {"items": refused})
+        assert (status, body["error"]["code"]) == (400, "item_create_duplicate_item_id")
+    page = await list_items(server, id)
+    assert [item["content"][0]["text"] for item in page["data"]] == ["one", "new"]
+    assert page["data"][0]["id"] == known["id"]
+
+
 @pytest.mark.parametrize(
     ("method", "tail"), [("GET", ""), ("POST", ""), ("DELETE", ""), ("GET", "/items")]
 )

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from continuo.engine import ResidentCache
+from continuo.engine.client.grammar_trials import TrialProcesses
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.sampling import Sampling
-from continuo.engine.text import grammar
 from continuo.realtime import metrics
 from continuo.realtime.server.http.metrics_routes import collect_engine
 from tests.support.clients import open_realtime_session
 from tests.support.digest_runner import oracle
 from tests.support.drafting import oracle_speculation
 from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
-from tests.support.engines import digest_engine
+from tests.support.engines import EngineHarness, digest_engine
 from tests.support.processes import ROOT
 from tests.support.web_servers import ACME, RunningServer, encode_request
 
@@ -167,12 +166,12 @@ async def test_labels_are_few_whatever_paths_are_requested(server: RunningServer
     assert len(after) - len(before) < 80
 
 
+@pytest.mark.process
 async def test_caches_report_what_they_hold_and_their_bounds(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache of checks, one for the process, is an empty one: other tests may have filled it."""
-    checks: ResidentCache[bytes, str] = ResidentCache(1024 * 1024)
-    monkeypatch.setattr(grammar, "_problems", checks)
+    trials = TrialProcesses()
+    monkeypatch.setattr(harness.engine, "grammar_trials", trials)
 
     def read(series: Series) -> dict[str, tuple[float, float]]:
         names = ("encodings", "renderings", "schema_checks", "continuation_points", "grammars")
@@ -194,3 +193,4 @@ async def test_caches_report_what_they_hold_and_their_bounds(
     after = read(await scrape(server.port))
     for name, (held, most) in after.items():
         assert before[name][0] < held < most == before[name][1], name
+    await trials.stop()

@@ -432,6 +432,24 @@ async def close_unknown(client: Client) -> str:
     return SAME
 
 
+@row("the API of sessions", "`replace` of a running turn: its output so far is continued")
+async def replace_running(client: Client) -> str:
+    session = await client.open()
+    client.harness.runner.step_s = 5 * SLOW_STEP_S
+    runs = asyncio.create_task(
+        client.text(" more", 300, rid="runs", session_params={"id": session})
+    )
+    slots = client.server.registry.tenants.of("acme").turns
+    await wait_until(lambda: slots.running_count == 1)
+    client.harness.runner.step_s = 0
+    _, ids, _ = await scored_turn(client, session, [7], rid="runs", replace=True)
+    cut = await runs
+    assert cut["meta_info"]["finish_reason"]["type"] == "abort"
+    prompt = client.harness.engine.text.encode(" more")
+    assert ids == (await scored_turn(client, None, [*prompt, *cut["output_ids"], 7]))[1]
+    return SAME
+
+
 @row("the API of `/generate`", "batches of `text` and of `input_ids`, with lists of parameters")
 async def batches(client: Client) -> str:
     sampling = [GREEDY | {"max_new_tokens": n} for n in (3, 5)]

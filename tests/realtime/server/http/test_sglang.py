@@ -59,6 +59,10 @@ class Api:
         return (await self.generate(ids, **body))["output_ids"]
 
 
+def sessions_of(api: Api) -> token_sessions.TokenSessions:
+    return api.server.app.state.token_sessions
+
+
 @pytest.fixture
 def api(server: RunningServer) -> Api:
     return Api(server)
@@ -427,6 +431,69 @@ async def test_abort_that_names_no_turn_aborts_none(
     assert (await running)["meta_info"]["finish_reason"]["type"] == "length"
 
 
+async def test_replace_of_a_running_turn_continues_after_its_output_so_far(
+    api: Api, harness: EngineHarness
+) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = first["meta_info"]["id"]
+    running = await run_long_turn(api, harness, session, rid="runs", session_params={"rid": root})
+    params = {"id": session, "rid": "runs"}
+    status, reply = await api.try_generate(CHUNKS[2], session_params=params)
+    assert (status, reply["error"]["code"]) == (400, "session_busy")
+    replacing = [
+        asyncio.create_task(api.turn(session, CHUNKS[2], rid="runs", replace=True))
+        for _ in range(2)
+    ]
+    cut = await running
+    assert cut["meta_info"]["finish_reason"]["type"] == "abort"
+    history = CHUNKS[0] + first["output_ids"] + CHUNKS[1] + cut["output_ids"]
+    expected = await api.fresh(history + CHUNKS[2])
+    ends = {}
+    for reply in await asyncio.gather(*replacing):
+        ends[reply["meta_info"]["finish_reason"]["type"]] = reply["output_ids"]
+    assert ends.pop("length") == expected
+    assert list(ends) in ([], ["abort"]), "the second may replace the first"
+    again = await api.turn(session, CHUNKS[2], rid="runs")
+    assert again["output_ids"] == expected
+    await api.turn(session, CHUNKS[2], rid=root)
+
+
+async def let_turn_wait(api: Api, session: str) -> Running:
+    """Start a turn that waits for the slot."""
+    params = {"id": session}
+    waiting = asyncio.create_task(api.generate(CHUNKS[0], rid="waits", session_params=params))
+    await wait_until(lambda: turn_slots(api).waiting_count == 1)
+    return waiting
+
+
+async def test_replace_of_a_turn_that_waits_continues_after_its_prompt(
+    api: Api, taken_slot: TurnSlot
+) -> None:
+    session = await api.open()
+    waiting = await let_turn_wait(api, session)
+    replacing = asyncio.create_task(api.turn(session, CHUNKS[1], rid="waits", replace=True))
+    taken_slot.release()
+    cut = await waiting
+    history = CHUNKS[0] + cut["output_ids"]
+    assert (await replacing)["output_ids"] == await api.fresh(history + CHUNKS[1])
+
+
+async def test_turn_that_waits_to_replace_another_is_aborted(
+    api: Api, taken_slot: TurnSlot
+) -> None:
+    session = await api.open()
+    waiting = await let_turn_wait(api, session)
+    params = {"id": session, "rid": "waits", "replace": True}
+    replacing = asyncio.create_task(api.generate(CHUNKS[1], rid="replaces", session_params=params))
+    async with asyncio.timeout(10):
+        while not replacing.done():
+            assert (await api.post("/abort_request", {"rid": "replaces"}))[0] == 200
+    assert replacing.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    taken_slot.release()
+    await waiting
+
+
 @pytest.mark.parametrize("has_rid", [True, False])
 async def test_replace_aborts_the_running_turn_that_it_discards(
     api: Api, harness: EngineHarness, has_rid: bool
@@ -435,9 +502,6 @@ async def test_replace_aborts_the_running_turn_that_it_discards(
     first = await api.turn(session, CHUNKS[0])
     root = first["meta_info"]["id"]
     running = await run_long_turn(api, harness, session, rid="runs", session_params={"rid": root})
-    params = {"id": session, "rid": "runs", "replace": True}
-    status, reply = await api.try_generate(CHUNKS[2], session_params=params)
-    assert (status, reply["error"]["code"]) == (400, "session_busy"), "a turn that still runs"
     replacing = await api.turn(session, CHUNKS[2], rid=root if has_rid else None, replace=True)
     assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
     history = CHUNKS[0] + first["output_ids"] if has_rid else []
@@ -452,6 +516,39 @@ async def test_idle_session_expires(api: Api) -> None:
             await asyncio.sleep(0.2)
     status, reply = await api.try_generate([1], session_params={"id": session})
     assert (status, reply["error"]["code"]) == (400, "session_not_open")
+
+
+async def test_gateway_forgets_sessions_that_expire(api: Api) -> None:
+    for _ in range(30):
+        await api.open(streaming=True, timeout=0.05)
+        await api.open(timeout=0.05)
+    await wait_until(lambda: not sessions_of(api).count_by_tenant())
+
+
+async def test_gateway_and_engine_forget_sessions_of_a_lost_engine(
+    api: Api, harness: EngineHarness
+) -> None:
+    for is_streaming in (True, False):
+        await api.open(streaming=is_streaming)
+    harness.kill()
+    await wait_until(lambda: not sessions_of(api).count_by_tenant())
+    await harness.wait_until_empty()
+    status, reply = await api.try_generate([1], session_params={"id": await api.open()})
+    assert status == 200, reply
+
+
+async def test_sessions_of_one_tenant_leave_places_to_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_sessions, "TOKEN_SESSIONS_MAX", 20)
+    other = Api(api.server, UMBRELLA)
+    for _ in range(18):
+        await api.open()
+    status, reply = await api.post("/open_session", {"capacity_of_str_len": 1000})
+    assert (status, reply["error"]["code"]) == (503, "rate_limit_exceeded")
+    session = await other.open()
+    await other.post("/close_session", {"session_id": session})
+    assert sessions_of(api).count_by_tenant() == {"acme": 18}
 
 
 @pytest.mark.parametrize(

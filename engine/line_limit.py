@@ -4,16 +4,22 @@ import time
 from collections.abc import Callable
 
 LINES_PER_MINUTE = 10
+"""Lines of a kind where the caller sets no other number."""
 KINDS_MAX = 256
 """Maximum number of kinds that are counted at a time; the one whose minute began first is dropped
 for a new one."""
 
 
 class LineLimit:
-    """Admits at most LINES_PER_MINUTE lines of a kind, and counts the others."""
+    """Admits at most `lines_per_minute` lines of a kind, and counts the others."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        lines_per_minute: int = LINES_PER_MINUTE,
+    ) -> None:
         self._clock = clock
+        self._lines_per_minute = lines_per_minute
         self._windows: dict[str, tuple[float, int]] = {}
         """Start of the present minute, and lines since then, by kind of line."""
 
@@ -26,11 +32,11 @@ class LineLimit:
         now, suppressed = self._clock(), 0
         began, count = self._windows.get(kind, (now, 0))
         if now - began >= 60:
-            began, suppressed, count = now, max(count - LINES_PER_MINUTE, 0), 0
+            began, suppressed, count = now, max(count - self._lines_per_minute, 0), 0
         if count == 0:
             self._begin(kind)
         self._windows[kind] = began, count + 1
-        return suppressed if count < LINES_PER_MINUTE else None
+        return suppressed if count < self._lines_per_minute else None
 
     def _begin(self, kind: str) -> None:
         """Make a kind the one whose minute began last."""
