@@ -40,9 +40,10 @@ from continuo.realtime.protocol.sglang_api import (
     decode_body,
     decode_turns,
     encode_reply,
+    encode_reply_so_far,
     encode_sse,
 )
-from continuo.realtime.protocol.sglang_api.encoder import FinishReason, TokenScore
+from continuo.realtime.protocol.sglang_api.encoder import FinishReason, OutputScores, TokenScore
 from continuo.realtime.protocol.sglang_api.requests import SessionParams
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server import replies
@@ -289,7 +290,9 @@ async def _collect(
     """Yield the output when the turn has ended; if `is_streamed`, also the output so far while it
     grows, with the log-probabilities of the ids that no output before has."""
     has_scores = turn.sampling.logprobs is not None
-    output = OutputSoFar(turn_id=turn.name or "", ids=[], scores=[] if has_scores else None)
+    output = OutputSoFar(
+        turn_id=turn.name or "", ids=[], scores=OutputScores() if has_scores else None
+    )
     texts: list[str] = []
     yielded = 0
     """Number of ids of the last output."""
@@ -300,10 +303,10 @@ async def _collect(
             texts.append(chunk.text)
             output.ids += chunk.ids
             if output.scores is not None:
-                output.scores += _scores(chunk)
+                output.scores.add(_scores(chunk))
             if is_streamed and len(output.ids) - yielded > yielded // STREAM_GROWTH_PARTS:
                 output.text, output.usage = "".join(texts), turn.usage
-                yield encode_reply(output, yielded)
+                yield encode_reply_so_far(output)
                 yielded = len(output.ids)
     output.text = "".join(texts)
     output.usage, output.finish = turn.usage, _finish_reason(turn)
