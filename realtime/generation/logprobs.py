@@ -29,11 +29,15 @@ class LogprobTracker:
         self, token_bytes: Callable[[int], bytes], hidden_ids: Collection[int] = ()
     ) -> None:
         """`hidden_ids`: ids that end the output and are no part of its text."""
-        self.by_item: dict[str, tuple[TokenLogprob, ...]] = {}
-        """Tokens of each message, by the id of the item."""
         self._token_bytes = token_bytes
         self._hidden_ids = frozenset(hidden_ids)
         self._pending: list[TokenLogprob] = []
+        self._of_items: dict[str, list[TokenLogprob]] = {}
+
+    @property
+    def by_item(self) -> dict[str, tuple[TokenLogprob, ...]]:
+        """The tokens of each message so far, by the id of the item."""
+        return {item_id: tuple(tokens) for item_id, tokens in self._of_items.items()}
 
     def add(self, chunk: OutputChunk) -> None:
         self._pending += read_logprobs(chunk, self._token_bytes, self._hidden_ids)
@@ -44,7 +48,7 @@ class LogprobTracker:
             match event:
                 case TextDelta(item_id=item_id) if self._pending:
                     tokens, self._pending = tuple(self._pending), []
-                    self.by_item[item_id] = self.by_item.get(item_id, ()) + tokens
+                    self._of_items.setdefault(item_id, []).extend(tokens)
                     yield msgspec.structs.replace(event, logprobs=tokens)
                 case ArgumentsDelta() | OutputItemStarted(item=FunctionCallItem()):
                     self._pending = []

@@ -25,6 +25,7 @@ from continuo.realtime.protocol.response import (
     TokenLogprob,
     Usage,
 )
+from continuo.realtime.protocol.token_logprobs import encode_logprobs
 
 _encoder = msgspec.json.Encoder()
 SSE_DONE = b"data: [DONE]\n\n"
@@ -137,7 +138,9 @@ class Encoder:
                 choices=[
                     replies.ChunkChoice(
                         delta=delta,
-                        logprobs=_encode_logprobs(logprobs) if logprobs else None,
+                        logprobs=replies.LogprobsOut(content=encode_logprobs(logprobs))
+                        if logprobs
+                        else None,
                         finish_reason=finish,
                     )
                 ],
@@ -152,28 +155,8 @@ def _encode_response_logprobs(
     """Encode the tokens of all messages. Returns None if they were not requested."""
     if response.settings.sampling.logprobs is None:
         return None
-    return _encode_logprobs(
-        [token for item in messages for token in response.logprobs.get(item.id, ())]
-    )
-
-
-def _encode_logprobs(tokens: Sequence[TokenLogprob]) -> replies.LogprobsOut:
-    return replies.LogprobsOut(
-        content=[
-            replies.TokenLogprobOut(
-                token=token.token.decode(errors="replace"),
-                bytes=list(token.token),
-                logprob=token.logprob,
-                top_logprobs=[
-                    replies.TopLogprobOut(
-                        token=other.decode(errors="replace"), bytes=list(other), logprob=logprob
-                    )
-                    for other, logprob in token.top
-                ],
-            )
-            for token in tokens
-        ]
-    )
+    tokens = [token for item in messages for token in response.logprobs.get(item.id, ())]
+    return replies.LogprobsOut(content=encode_logprobs(tokens))
 
 
 def encode_error(response: Response) -> replies.ErrorBody:

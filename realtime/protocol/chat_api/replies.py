@@ -40,18 +40,9 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     """Absent if the model has not reasoned."""
 
 
-class TopLogprobOut(msgspec.Struct, frozen=True, kw_only=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class TokenLogprobOut(TopLogprobOut, frozen=True, kw_only=True):
-    top_logprobs: list[TopLogprobOut]
-
-
 class LogprobsOut(msgspec.Struct, frozen=True, kw_only=True):
-    content: list[TokenLogprobOut]
+    content: msgspec.Raw
+    """Array of `TokenLogprobOut`."""
     refusal: None = None
 
 

@@ -4,13 +4,14 @@ The encoding is deterministic: a replay of the event stream yields the same serv
 same sequence numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypedDict, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol.encoded_array import EMPTY_ARRAY, EncodedArray
 from continuo.realtime.protocol.events import (
     ArgumentsDelta,
     OutputItemEnded,
@@ -35,12 +36,12 @@ from continuo.realtime.protocol.response import (
     Response,
     ResponseError,
     ResponseStatus,
-    TokenLogprob,
     Usage,
 )
 from continuo.realtime.protocol.responses_api import server_events
 from continuo.realtime.protocol.responses_api.extras import Extras
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
+from continuo.realtime.protocol.token_logprobs import add_logprobs, encode_logprobs
 
 
 class Encoder:
@@ -51,8 +52,10 @@ class Encoder:
         self._next_sequence_number = 0
         self._reasoning_items = 0
         """Number of reasoning items so far, which are output items here."""
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = EncodedArray()
         """Tokens of the current message; empty if they were not requested."""
+        self._logprobs_of_items: dict[str, msgspec.Raw] = {}
+        """Tokens of the messages that have ended, by the id of the item."""
 
     def encode(self, event: ResponseEvent) -> Iterator[server_events.ResponseStreamEvent]:
         shift = self._reasoning_items
@@ -67,16 +70,16 @@ class Encoder:
                 )
             case OutputItemStarted(index=index, item=item):
                 if isinstance(item, MessageItem):
-                    self._logprobs = []
+                    self._logprobs = EncodedArray()
                 yield from self._encode_output_item_started(index + shift, item)
             case TextDelta(index=index, item_id=item_id, text=text, logprobs=tokens):
-                self._logprobs += tokens
+                add_logprobs(self._logprobs, tokens)
                 yield server_events.TextDelta(
                     **self._next_sequence_fields(),
                     item_id=item_id,
                     output_index=index + shift,
                     delta=text,
-                    logprobs=_encode_logprobs(tokens),
+                    logprobs=self._logprobs.take_new(),
                 )
             case ReasoningDelta(index=index, item_id=item_id, text=text):
                 yield server_events.ReasoningTextDelta(
@@ -165,7 +168,7 @@ class Encoder:
             )
         elif isinstance(item, MessageItem):
             text = "".join(part.text for part in item.parts)
-            logprobs = _encode_logprobs(self._logprobs)
+            logprobs = self._logprobs_of_items[item.id] = self._logprobs.read()
             yield server_events.TextDone(
                 **self._next_sequence_fields(),
                 item_id=item.id,
@@ -190,11 +193,11 @@ class Encoder:
         yield server_events.OutputItemDone(
             **self._next_sequence_fields(),
             output_index=index,
-            item=encode_item(item, self._logprobs),
+            item=encode_item(item, self._logprobs_of_items.get(item.id, EMPTY_ARRAY)),
         )
 
     def _encode_response_ended(self, response: Response) -> server_events.ResponseStreamEvent:
-        response_out = encode_response(response)
+        response_out = encode_response(response, self._logprobs_of_items)
         match response_out.status:
             case "completed":
                 return server_events.ResponseCompleted(
@@ -233,7 +236,14 @@ def encode_error(refusal: Refusal, stream_id: str | None = None) -> server_event
     )
 
 
-def encode_response(response: Response) -> server_events.ResponseOut:
+def encode_response(
+    response: Response, logprobs: Mapping[str, msgspec.Raw] | None = None
+) -> server_events.ResponseOut:
+    """Encode a response. `logprobs`: tokens that are encoded already, by the id of their item."""
+    encoded = dict(logprobs or {})
+    for item_id, tokens in response.logprobs.items():
+        if item_id not in encoded:
+            encoded[item_id] = encode_logprobs(tokens)
     settings, extras = response.settings, Extras.from_settings(response.settings)
     return server_events.ResponseOut(
         id=response.id,
@@ -251,7 +261,7 @@ def encode_response(response: Response) -> server_events.ResponseOut:
         instructions=settings.instructions or None,
         max_output_tokens=settings.max_output_tokens,
         model=extras.model,
-        output=[encode_item(item, response.logprobs.get(item.id, ())) for item in response.items],
+        output=[encode_item(item, encoded.get(item.id, EMPTY_ARRAY)) for item in response.items],
         parallel_tool_calls=settings.parallel_tool_calls,
         previous_response_id=response.previous,
         reasoning=_encode_reasoning(settings),
@@ -268,7 +278,7 @@ def encode_response(response: Response) -> server_events.ResponseOut:
     )
 
 
-def encode_item(item: Item, logprobs: Sequence[TokenLogprob] = ()) -> server_events.ItemOut:
+def encode_item(item: Item, logprobs: msgspec.Raw = EMPTY_ARRAY) -> server_events.ItemOut:
     """Encode an item of the output. `logprobs`: tokens of a message, which has one part."""
     match item:
         case MessageItem():
@@ -277,8 +287,7 @@ def encode_item(item: Item, logprobs: Sequence[TokenLogprob] = ()) -> server_eve
                 status=item.status,
                 role=item.role,
                 content=[
-                    server_events.TextPart(text=part.text, logprobs=_encode_logprobs(logprobs))
-                    for part in item.parts
+                    server_events.TextPart(text=part.text, logprobs=logprobs) for part in item.parts
                 ],
             )
         case FunctionCallItem():
@@ -299,23 +308,6 @@ def encode_item(item: Item, logprobs: Sequence[TokenLogprob] = ()) -> server_eve
             raise AssertionError("responses contain no function call outputs")
         case _:
             assert_never(item)
-
-
-def _encode_logprobs(tokens: Sequence[TokenLogprob]) -> list[server_events.TokenLogprobOut]:
-    return [
-        server_events.TokenLogprobOut(
-            token=token.token.decode(errors="replace"),
-            bytes=list(token.token),
-            logprob=token.logprob,
-            top_logprobs=[
-                server_events.TopLogprobOut(
-                    token=other.decode(errors="replace"), bytes=list(other), logprob=logprob
-                )
-                for other, logprob in token.top
-            ],
-        )
-        for token in tokens
-    ]
 
 
 def encode_input_item(item: Item) -> server_events.InputItemOut:

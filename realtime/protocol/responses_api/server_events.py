@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import ErrorType
+from continuo.realtime.protocol.encoded_array import EMPTY_ARRAY
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
 from continuo.realtime.protocol.reasoning import ReasoningOut
 from continuo.realtime.protocol.response import KVResidency
@@ -19,20 +20,11 @@ ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed", 
 # ---------------------------------------------------------------- items
 
 
-class TopLogprobOut(msgspec.Struct, frozen=True, kw_only=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class TokenLogprobOut(TopLogprobOut, frozen=True, kw_only=True):
-    top_logprobs: list[TopLogprobOut]
-
-
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
     text: str
     annotations: list[object] = []
-    logprobs: list[TokenLogprobOut] = []
+    logprobs: msgspec.Raw = EMPTY_ARRAY
+    """Array of `TokenLogprobOut`."""
 
 
 class InputPart(msgspec.Struct, frozen=True, kw_only=True, tag="input_text"):
@@ -238,7 +230,8 @@ class TextDelta(ServerEventBase, frozen=True, kw_only=True, tag="response.output
     output_index: int
     content_index: int = 0
     delta: str
-    logprobs: list[TokenLogprobOut] = []
+    logprobs: msgspec.Raw = EMPTY_ARRAY
+    """Array of `TokenLogprobOut`."""
 
 
 class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.done"):
@@ -246,7 +239,8 @@ class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_
     output_index: int
     content_index: int = 0
     text: str
-    logprobs: list[TokenLogprobOut] = []
+    logprobs: msgspec.Raw = EMPTY_ARRAY
+    """Array of `TokenLogprobOut`."""
 
 
 class ReasoningTextDelta(

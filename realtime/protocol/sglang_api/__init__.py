@@ -9,6 +9,7 @@ from continuo.realtime.protocol.sglang_api.encoder import (
     GenerateReply,
     OutputSoFar,
     encode_reply,
+    encode_reply_so_far,
     encode_sse,
 )
 from continuo.realtime.protocol.sglang_api.requests import (
@@ -30,5 +31,6 @@ __all__ = [
     "decode_body",
     "decode_turns",
     "encode_reply",
+    "encode_reply_so_far",
     "encode_sse",
 ]

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from continuo.realtime.protocol.encoded_array import EncodedArray
 from continuo.realtime.protocol.response import Usage
 
 LogprobOut = tuple[float, int, None]
@@ -28,8 +29,10 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     e2e_latency: float | UnsetType = UNSET
     input_token_logprobs: list[LogprobOut] | UnsetType = UNSET
-    output_token_logprobs: list[LogprobOut] | UnsetType = UNSET
-    output_top_logprobs: list[list[LogprobOut]] | UnsetType = UNSET
+    output_token_logprobs: msgspec.Raw | UnsetType = UNSET
+    """Array of `LogprobOut`."""
+    output_top_logprobs: msgspec.Raw | UnsetType = UNSET
+    """Array of arrays of `LogprobOut`."""
 
 
 class GenerateReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,20 +51,50 @@ class TokenScore(msgspec.Struct, frozen=True):
     top: Sequence[tuple[int, float]]
 
 
+class OutputScores:
+    """Scores of the ids of an output, encoded as they arrive."""
+
+    def __init__(self) -> None:
+        self.tokens = EncodedArray()
+        self.tops = EncodedArray()
+
+    def add(self, scores: Sequence[TokenScore]) -> None:
+        self.tokens.add([(score.logprob, score.id, None) for score in scores])
+        self.tops.add([[(logprob, id, None) for id, logprob in score.top] for score in scores])
+
+
 class OutputSoFar(msgspec.Struct, kw_only=True):
     """Output of a turn up to now. `finish`: None while it runs."""
 
     turn_id: str
     text: str = ""
     ids: list[int] = []
-    scores: list[TokenScore] | None = None
+    scores: OutputScores | None = None
+    """None if they were not requested."""
     finish: FinishReason | None = None
     usage: Usage = Usage()
     elapsed_s: float | None = None
 
 
 def encode_reply(output: OutputSoFar) -> GenerateReply:
+    """Encode the output with the log-probabilities of all its ids."""
     scores = output.scores
+    if scores is None:
+        return _encode(output, UNSET, UNSET)
+    return _encode(output, scores.tokens.read(), scores.tops.read())
+
+
+def encode_reply_so_far(output: OutputSoFar) -> GenerateReply:
+    """Encode the output with the log-probabilities of the ids that no call before has encoded."""
+    scores = output.scores
+    if scores is None:
+        return _encode(output, UNSET, UNSET)
+    return _encode(output, scores.tokens.take_new(), scores.tops.take_new())
+
+
+def _encode(
+    output: OutputSoFar, tokens: msgspec.Raw | UnsetType, tops: msgspec.Raw | UnsetType
+) -> GenerateReply:
     return GenerateReply(
         text=output.text,
         output_ids=list(output.ids),
@@ -72,13 +105,9 @@ def encode_reply(output: OutputSoFar) -> GenerateReply:
             completion_tokens=len(output.ids),
             cached_tokens=output.usage.cached_tokens,
             e2e_latency=UNSET if output.elapsed_s is None else output.elapsed_s,
-            input_token_logprobs=UNSET if scores is None else [],
-            output_token_logprobs=UNSET
-            if scores is None
-            else [(score.logprob, score.id, None) for score in scores],
-            output_top_logprobs=UNSET
-            if scores is None
-            else [[(logprob, id, None) for id, logprob in score.top] for score in scores],
+            input_token_logprobs=UNSET if output.scores is None else [],
+            output_token_logprobs=tokens,
+            output_top_logprobs=tops,
         ),
     )
 

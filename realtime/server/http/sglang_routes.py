@@ -40,9 +40,10 @@ from continuo.realtime.protocol.sglang_api import (
     decode_body,
     decode_turns,
     encode_reply,
+    encode_reply_so_far,
     encode_sse,
 )
-from continuo.realtime.protocol.sglang_api.encoder import FinishReason, TokenScore
+from continuo.realtime.protocol.sglang_api.encoder import FinishReason, OutputScores, TokenScore
 from continuo.realtime.protocol.sglang_api.requests import SessionParams
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server import replies
@@ -54,6 +55,9 @@ from continuo.realtime.server.version import VERSION
 
 HEALTH_S_MAX = 20.0
 """Maximum time of the turn of `/health_generate`, in seconds, as in SGLang."""
+STREAM_GROWTH_PARTS = 64
+"""Up to this number of ids, each chunk is an event of the stream; then the output has to grow by
+one part in as many. Each event has the text and the ids so far, and the work stays linear."""
 
 
 class SGLangRoutes:
@@ -283,21 +287,28 @@ async def _collect(
     *,
     is_streamed: bool,
 ) -> AsyncGenerator[GenerateReply, None]:
-    """Yield the output when the turn has ended; if `is_streamed`, also the output so far after each
-    chunk."""
+    """Yield the output when the turn has ended; if `is_streamed`, also the output so far while it
+    grows, with the log-probabilities of the ids that no output before has."""
     has_scores = turn.sampling.logprobs is not None
-    output = OutputSoFar(turn_id=turn.name or "", ids=[], scores=[] if has_scores else None)
+    output = OutputSoFar(
+        turn_id=turn.name or "", ids=[], scores=OutputScores() if has_scores else None
+    )
+    texts: list[str] = []
+    yielded = 0
+    """Number of ids of the last output."""
     async with aclosing(chunks):
         async for chunk in chunks:
             if turn.is_prefill_only:
                 continue
-            output.text += chunk.text
+            texts.append(chunk.text)
             output.ids += chunk.ids
             if output.scores is not None:
-                output.scores += _scores(chunk)
-            if is_streamed:
-                output.usage = turn.usage
-                yield encode_reply(output)
+                output.scores.add(_scores(chunk))
+            if is_streamed and len(output.ids) - yielded > yielded // STREAM_GROWTH_PARTS:
+                output.text, output.usage = "".join(texts), turn.usage
+                yield encode_reply_so_far(output)
+                yielded = len(output.ids)
+    output.text = "".join(texts)
     output.usage, output.finish = turn.usage, _finish_reason(turn)
     output.elapsed_s = time.monotonic() - started_s
     yield encode_reply(output)

@@ -19,6 +19,7 @@ const CLOSE_CODES: Record<number, [reason: string, recoverable: boolean]> = {
   1015: ['the TLS handshake failed', true],
   4001: ['another connection took over this session', false],
   4003: ['the session was ended by the operator', false],
+  4004: ['the key was revoked or has expired', false],
 };
 
 export interface CloseInfo {

@@ -93,7 +93,7 @@ class AdminPage {
       this.#drawSessions(sessions.data, sessions.has_more);
     } catch (error) {
       if (error instanceof ApiError && (error.status === 401 || error.code === 'insufficient_scope')) {
-        apiKey.set((await promptForApiKey(error.message)) ?? '');
+        apiKey.set((await promptForApiKey(error.message)).key ?? '');
       }
       const status = this.#previousPoll ? 'Showing the last values' : 'No data';
       this.#showNotice(error instanceof Error ? `${status}: ${error.message}` : '');

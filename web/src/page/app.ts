@@ -23,6 +23,8 @@ import {
   conversationOf,
   type ConversationSummary,
   defaultSettings,
+  deleteVersion,
+  forgetConversations,
   INDEX_STORAGE_KEY,
   listConversations,
   listVersions,
@@ -311,6 +313,10 @@ export class App {
 
   /** Another tab has stored something: draw what it changed, and take over a new name. */
   #onOtherTab(key: string, value: string | null): void {
+    if (key === INDEX_STORAGE_KEY && value === null) {
+      this.#onForgotten();
+      return;
+    }
     const conversation = this.#conversation;
     conversation?.onOtherTabStored(key);
     if (conversation && value !== null && key.endsWith(`.${conversation.record.id}`)) {
@@ -321,6 +327,16 @@ export class App {
     const current = conversation && conversationOf(conversation.record);
     const others = listVersions().filter((one) => conversationOf(one) === current);
     if (others.length > 1) this.#transcript?.reloadVersions();
+    this.#drawSidebar();
+  }
+
+  /** Another tab has forgotten all conversations: forget the open one too. */
+  #onForgotten(): void {
+    const conversation = this.#conversation;
+    conversation?.discard();
+    this.#conversation = null;
+    if (conversation) deleteVersion(conversation.record.id); // stored between then and now
+    this.#startConversation();
     this.#drawSidebar();
   }
 
@@ -520,12 +536,21 @@ export class App {
     if (this.#promptingForApiKey) return;
     this.#promptingForApiKey = true;
     apiKey.set('');
-    const entered = await promptForApiKey(message);
+    const { key, isForgetting } = await promptForApiKey(message, listConversations().length);
     this.#promptingForApiKey = false;
-    if (entered === null) return;
-    apiKey.set(entered);
+    if (isForgetting) this.#forgetConversations();
+    if (key === null) return;
+    apiKey.set(key);
     this.#reconnect();
     void this.#loadModels();
+  }
+
+  #forgetConversations(): void {
+    this.#conversation?.discard();
+    this.#conversation = null;
+    forgetConversations();
+    this.#startConversation();
+    this.#drawSidebar();
   }
 
   async #loadModels(): Promise<void> {

@@ -75,6 +75,7 @@ export class ConnectionBanner {
           this.#handler.reconnect();
         });
         break;
+      case 'close_4004':
       case 'missing_api_key':
       case 'invalid_api_key':
         this.#handler.promptForApiKey(message);

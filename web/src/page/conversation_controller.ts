@@ -37,7 +37,7 @@ import { TurnTiming } from './turn_timing.js';
 const REGENERATE_TEMPERATURE_MIN = 0.8;
 const SAVE_INTERVAL_MS = 2000;
 /** Error codes that a valid API key resolves. */
-const API_KEY_ERROR_CODES = new Set(['missing_api_key', 'invalid_api_key']);
+const API_KEY_ERROR_CODES = new Set(['close_4004', 'missing_api_key', 'invalid_api_key']);
 
 /** A logged event; its field names are part of the format of the exported log. */
 export interface LoggedEvent {
@@ -447,6 +447,11 @@ export class ConversationController {
   /** Disconnect and release resources. The session can be resumed for a limited time. */
   dispose(): void {
     this.save();
+    this.discard();
+  }
+
+  /** Disconnect and release resources, and store nothing. */
+  discard(): void {
     this.#isDisposed = true;
     this.#pageListeners.abort();
     this.#removeBrowserListeners();

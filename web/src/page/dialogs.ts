@@ -181,8 +181,15 @@ function parseTools(text: string): Tool[] | string {
   }
 }
 
-/** Ask the user for an API key. Resolves with null if the dialog is cancelled. */
-export function promptForApiKey(message: string): Promise<string | null> {
+export interface KeyPromptResult {
+  /** The key that was entered; null if none was. */
+  key: string | null;
+  /** Whether the user wants the conversations in this browser to be forgotten. */
+  isForgetting: boolean;
+}
+
+/** Ask the user for an API key, and, where there are any, whether to forget the `stored` conversations. */
+export function promptForApiKey(message: string, stored = 0): Promise<KeyPromptResult> {
   return new Promise((resolve) => {
     const input = h('input', {
       type: 'password',
@@ -192,13 +199,19 @@ export function promptForApiKey(message: string): Promise<string | null> {
       'aria-describedby': 'key-hint',
     });
     const dialog = h('dialog', { class: 'settings narrow', 'aria-labelledby': 'key-title' });
-    let entered: string | null = null;
+    const conversations = stored === 1 ? 'one conversation' : `${stored} conversations`;
+    const question = `Forget the ${conversations} stored in this browser? The server may have no copy.`;
+    const result: KeyPromptResult = { key: null, isForgetting: false };
+    const forget = async (): Promise<void> => {
+      result.isForgetting = await confirmAction(question, 'Forget');
+      if (result.isForgetting) dialog.close();
+    };
     const form = h(
       'form',
       {
         onsubmit: (event: Event) => {
           event.preventDefault();
-          entered = input.value.trim();
+          result.key = input.value.trim();
           dialog.close();
         },
       },
@@ -216,6 +229,13 @@ export function promptForApiKey(message: string): Promise<string | null> {
             'which issues a short-lived key for each connection.',
         ),
       ),
+      stored > 0 &&
+        h(
+          'div',
+          { class: 'field' },
+          h('p', { class: 'hint' }, `This browser keeps ${conversations}, also without a key.`),
+          h('button', { type: 'button', onclick: () => void forget() }, 'Forget conversations …'),
+        ),
       h(
         'div',
         { class: 'row end' },
@@ -226,7 +246,7 @@ export function promptForApiKey(message: string): Promise<string | null> {
     dialog.append(form);
     dialog.addEventListener('close', () => {
       dialog.remove();
-      resolve(entered);
+      resolve(result);
     });
     document.body.append(dialog);
     dialog.showModal();

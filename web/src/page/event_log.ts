@@ -3,6 +3,7 @@
 
 import type { ClientEvent } from '../client/index.js';
 import { serverUrl } from './api.js';
+import { BoundedText } from './bounded_text.js';
 import type { ConversationController, LoggedEvent } from './conversation_controller.js';
 import { copyText, flashCheckMark, h, throttleToFrame } from './dom.js';
 import { type CodeLanguage, writeCode } from './event_code.js';
@@ -149,8 +150,9 @@ export class EventLog {
       h('span', { class: 'size' }, formatBytes(bytes)),
       h('time', { title: formatTime(at) }, since_ms === null ? formatTime(at) : `+${formatMs(since_ms)}`),
     );
+    const text = new BoundedText(body);
     const showBody = (): void => {
-      body.textContent = JSON.stringify(event, null, 2);
+      text.show(JSON.stringify(event, null, 2));
     };
     const element = h(
       'li',

@@ -18,7 +18,7 @@ export interface QueuedMessage {
   isSent?: true;
 }
 
-const STORAGE_KEY_PREFIX = 'continuo.queued.';
+export const QUEUE_STORAGE_KEY_PREFIX = 'continuo.queued.';
 
 /** The queue of one version of a conversation, shared by the tabs that show it. */
 export class MessageQueue {
@@ -116,7 +116,7 @@ export function deleteQueue(version: string): void {
 }
 
 function prefixOf(version: string): string {
-  return `${STORAGE_KEY_PREFIX}${version}.`;
+  return `${QUEUE_STORAGE_KEY_PREFIX}${version}.`;
 }
 
 function loadMessages(prefix: string): QueuedMessage[] {

@@ -1,6 +1,7 @@
 /** Views of the transcript's items: messages with their actions, and tool calls. */
 
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
+import { BoundedText } from './bounded_text.js';
 import { copyText, flashCheckMark, h, iconButton } from './dom.js';
 import { sampleResult } from './example_tools.js';
 import { formatMs } from './format.js';
@@ -54,6 +55,7 @@ class MessageView implements ItemView {
   readonly #incompleteNote = h('p', { class: 'ending note' });
   readonly #buttonRow = h('div', { class: 'actions' });
   readonly #markdown = new StreamingMarkdown(this.#body);
+  readonly #text = new BoundedText(this.#body);
   #item: MessageItem | null = null;
   /** Keys of what is drawn; only a change is drawn again. */
   #drawnText = '';
@@ -80,7 +82,7 @@ class MessageView implements ItemView {
     if (item.role === 'assistant') {
       this.#markdown.draw(text, !state.isGenerating);
       this.#body.classList.toggle('waiting', state.isGenerating && !text);
-    } else this.#body.textContent = text;
+    } else this.#text.show(text);
   }
 
   #drawMetadata(item: MessageItem, state: MessageState): void {
@@ -129,7 +131,8 @@ class MessageView implements ItemView {
     const stopEditing = (): void => {
       this.#isEditing = false;
       this.#drawnText = '';
-      this.#body.textContent = textOf(this.#item ?? item);
+      this.#text.clear();
+      this.#text.show(textOf(this.#item ?? item));
       this.#buttonRow.hidden = false;
     };
     const saveEdit = (): void => {
@@ -160,6 +163,7 @@ class ToolCallView implements ItemView {
   readonly #handler: MessageHandler;
   readonly #name = h('code', { class: 'tool-name' });
   readonly #arguments = h('pre', { class: 'arguments', tabindex: '0', 'aria-label': 'Arguments' });
+  readonly #argumentText = new BoundedText(this.#arguments);
   readonly #result = h('div', { class: 'result' });
   readonly #content = h('div', { class: 'content' });
   #drawnState = '';
@@ -176,7 +180,7 @@ class ToolCallView implements ItemView {
     if (item.type !== 'function_call') return;
     showThought(this.#content, state.thought);
     this.#name.textContent = item.name;
-    this.#arguments.textContent = prettyJson(item.arguments);
+    this.#argumentText.show(prettyJson(item.arguments));
     const isGenerating = item.status === 'in_progress';
     this.element.classList.toggle('open', isGenerating);
     const key = JSON.stringify([isGenerating, state.incompleteNote, state.output]);
@@ -188,7 +192,9 @@ class ToolCallView implements ItemView {
     } else if (state.output === null) this.#drawResultForm(item);
     else {
       const head = h('div', { class: 'tool-head' }, 'Result');
-      this.#result.replaceChildren(head, h('pre', { class: 'output' }, prettyJson(state.output)));
+      const output = h('pre', { class: 'output' });
+      new BoundedText(output).show(prettyJson(state.output));
+      this.#result.replaceChildren(head, output);
     }
   }
 

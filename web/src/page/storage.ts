@@ -10,7 +10,7 @@ import {
   type SessionSettings,
   textOf,
 } from '../client/index.js';
-import { deleteQueue, loadQueue, type MessageQueue, type QueuedMessage } from './message_queue.js';
+import { deleteQueue, loadQueue, type MessageQueue, QUEUE_STORAGE_KEY_PREFIX, type QueuedMessage } from './message_queue.js';
 import { type Thought, Thoughts } from './thoughts.js';
 
 /** Metrics of one turn; times in milliseconds, measured in the page. */
@@ -285,6 +285,15 @@ export function renameConversation(conversation: string, title: string): void {
 /** Delete all versions of a conversation. */
 export function deleteConversation(conversation: string): void {
   for (const { id } of versionsOf(conversation)) deleteVersion(id);
+}
+
+/** Remove all conversations from this browser, with their queued messages and the settings of new ones. The tabs
+ * of this page notice that the index is gone. */
+export function forgetConversations(): void {
+  const prefixes = [CONVERSATION_STORAGE_KEY_PREFIX, QUEUE_STORAGE_KEY_PREFIX, SETTINGS_STORAGE_KEY, INDEX_STORAGE_KEY];
+  for (const key of Object.keys(localStorage)) {
+    if (prefixes.some((prefix) => key.startsWith(prefix))) localStorage.removeItem(key);
+  }
 }
 
 export function deleteVersion(id: string): void {

@@ -1,6 +1,7 @@
 /** What the model thought before its responses: kept as it arrives, and shown folded. */
 
 import type { ServerEvent } from '../client/index.js';
+import { BoundedText } from './bounded_text.js';
 import { h } from './dom.js';
 
 /** The reasoning of one response; stored with the conversation. */
@@ -61,12 +62,13 @@ export function describeThought({ ms }: Thought, hasEnded: boolean): string {
 /** A thought, folded until the reader opens it. */
 export class ThoughtView {
   readonly #summary = h('summary', {});
-  readonly #text = h('p', {});
-  readonly element = h('details', { class: 'thought' }, this.#summary, this.#text);
+  readonly #body = h('p', {});
+  readonly #text = new BoundedText(this.#body);
+  readonly element = h('details', { class: 'thought' }, this.#summary, this.#body);
 
   draw(thought: Thought, hasEnded: boolean): void {
     const summary = describeThought(thought, hasEnded);
     if (this.#summary.textContent !== summary) this.#summary.textContent = summary;
-    if (this.#text.textContent !== thought.text) this.#text.textContent = thought.text;
+    this.#text.show(thought.text);
   }
 }

@@ -1,6 +1,7 @@
 /** Views of the messages below the transcript: those the server has not acknowledged, and the queued ones,
  * which can be taken back. */
 
+import { BoundedText } from './bounded_text.js';
 import { h, icon } from './dom.js';
 import type { QueuedMessage } from './message_queue.js';
 
@@ -48,7 +49,9 @@ function unsentMessageView(text: string, note: string, takeBack?: () => void): H
     takeBack &&
     h('button', { type: 'button', class: 'take-back', onclick: takeBack }, 'Take back');
   const status = h('div', { class: 'unsent-status' }, icon('clock'), h('span', {}, note), button);
-  const content = h('div', { class: 'content' }, h('div', { class: 'body' }, text));
+  const body = h('div', { class: 'body' });
+  new BoundedText(body).show(text);
+  const content = h('div', { class: 'content' }, body);
   const label = `Your message, ${note.toLowerCase()}`;
   return h('article', { class: 'message user unsent', 'aria-label': label }, byline, content, status);
 }

@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -25,6 +25,14 @@ afterAll(async () => {
   await server.stop();
   rmSync(folder, { recursive: true });
 });
+
+const KEYS_FILE = join(folder, 'keys.toml');
+
+/** Replace the file of keys at once: the server may read it at any time. */
+function writeKeys(keys: string): void {
+  writeFileSync(`${KEYS_FILE}.new`, keys);
+  renameSync(`${KEYS_FILE}.new`, KEYS_FILE);
+}
 
 async function enterKey({ page }: ChatPage, key: string): Promise<void> {
   await page.getByLabel('API key', { exact: true }).fill(key);
@@ -111,6 +119,52 @@ it('hides the admin page from users whose key does not permit it', async () => {
   await operator.page.getByText('acme').waitFor();
   await operator.close();
   await user.close();
+});
+
+it('forgets the stored conversations in all tabs when its key is revoked, if the user says so', async () => {
+  const keys = readFileSync(KEYS_FILE, 'utf8');
+  writeKeys(`${keys}\n[[keys]]\nkey = "sk-test-former"\ntenant = "former"\n`);
+  const chat = await ChatPage.open(server.url);
+  await expect.poll(async () => (await fetch(`${server.url}v1/models`, { headers: { Authorization: 'Bearer sk-test-former' } })).status).toBe(200);
+  await enterKey(chat, 'sk-test-former');
+  await chat.waitForConnection();
+  await chat.input.fill('typed and not sent');
+  await chat.page.evaluate(() => {
+    const content = [{ type: 'input_text', text: 'said in confidence' }];
+    const items = [{ id: 'item_u', type: 'message', role: 'user', status: 'completed', content }];
+    const summary = { id: 'kept', title: 'Kept', parent: null, updated: Date.now() };
+    const stored = { ...summary, position: null, saved: { items, turns: [] }, settings: {}, model: null, metrics: [], draft: '', pending: [] };
+    localStorage.setItem('continuo.talk.kept', JSON.stringify(stored));
+    localStorage.setItem('continuo.index', JSON.stringify({ kept: summary }));
+  });
+  const otherTab = await ChatPage.openTab(chat.context, `${server.url}#kept`);
+  await enterKey(otherTab, 'sk-test-former');
+  await otherTab.waitForConnection();
+  const stored = (): Promise<string> => chat.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
+  const SECRETS = /in confidence|not sent/;
+  writeKeys(keys);
+
+  const forget = chat.page.getByRole('button', { name: 'Forget conversations' });
+  await forget.waitFor();
+  expect(await violations(chat)).toEqual([]);
+  await chat.page.getByText('keeps one conversation').waitFor();
+  await forget.click();
+  await chat.page.getByRole('button', { name: 'Cancel' }).last().click();
+  expect(await otherTab.userMessages.allInnerTexts()).toEqual(['said in confidence']);
+  expect(await stored()).toContain('in confidence');
+  await forget.click();
+  await chat.page.getByRole('button', { name: 'Forget', exact: true }).click();
+  for (const tab of [chat, otherTab]) {
+    await expect.poll(() => tab.page.locator('.message').count()).toBe(0);
+    await expect.poll(() => tab.page.locator('.conversations li').count()).toBe(0);
+    await tab.page.evaluate(() => dispatchEvent(new Event('pagehide'))); // the page stores what is open
+  }
+  await expect.poll(stored).not.toMatch(SECRETS);
+  await chat.page.reload();
+  await chat.page.getByLabel('API key', { exact: true }).waitFor();
+  expect(await forget.count()).toBe(0);
+  expect(await stored()).not.toMatch(SECRETS);
+  await chat.close();
 });
 
 it('refuses connections from pages of another origin', async () => {

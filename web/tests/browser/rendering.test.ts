@@ -1,4 +1,4 @@
-/** Rendering of responses: Markdown, code, formulas, hostile text, and long responses as they are streamed as they are streamed. */
+/** Rendering of responses: Markdown, code, formulas, hostile text, and long responses as they are streamed. */
 
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { violations } from './axe.js';
@@ -132,4 +132,40 @@ it('renders each part of a response of 100 KB at most twice', async () => {
   await chat.waitForConnection();
   await expect.poll(() => chat.responses.last().locator('.code-block').count()).toBe(text.split('```python').length - 1);
   expect(chat.consoleErrors).toEqual([]);
+}, 240_000);
+
+it('lays out text that browsers are slow at in bounded pieces, of models and of users', async () => {
+  const chars = 100_000;
+  const repeat = (part: string): string => part.repeat(chars / part.length);
+  const texts = [`a${repeat('\u0301')}`, `👋${repeat('🏽')}`, repeat('س'), repeat('א a '), repeat('a\u034f\u0301\u20dd')];
+  const code = `\`\`\`python\n${texts[0]?.slice(0, 19_000) ?? ''}\n\`\`\``;
+  const table = `| x |\n|---|\n| ${texts[0] ?? ''} |`;
+  const text = [...texts, `# ${texts[0] ?? ''}`, code, table, `\`${texts[2] ?? ''}\``, `$${texts[0] ?? ''}$`, 'Finis.'].join('\n\n');
+  const pieces = (root: Element): { marks: number; chars: number; words: number } => {
+    const laidOut = [...root.querySelectorAll('.piece, p, h3, td, code, pre')].filter((one) => !one.querySelector('.piece, p, code'));
+    const sizes = laidOut.map(({ textContent: text }) => text.length);
+    const longest = (runs: RegExpMatchArray | null): number => Math.max(0, ...(runs ?? []).map((run) => Array.from(run).length));
+    const nodes = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    let words = 0;
+    while (nodes.nextNode()) words = Math.max(words, longest((nodes.currentNode as Text).data.match(/\S+/g)));
+    return { marks: longest(root.textContent.match(/[\p{M}\p{Emoji_Modifier}]+/gu)), chars: Math.max(...sizes), words };
+  };
+
+  await chat.page.evaluate(({ user, assistant }) => {
+    const item = (id: string, role: string, type: string, text: string) => ({ id, type: 'message', role, status: 'completed', content: [{ type, text }] });
+    const items = [item('item_u', 'user', 'input_text', user), item('item_a', 'assistant', 'output_text', assistant)];
+    const summary = { id: 'slow', title: 'Slow', parent: null, updated: Date.now() };
+    const stored = { ...summary, position: null, saved: { items, turns: [] }, settings: {}, model: null, metrics: [], draft: '', pending: [] };
+    localStorage.setItem('continuo.talk.slow', JSON.stringify(stored));
+    localStorage.setItem('continuo.index', JSON.stringify({ slow: summary }));
+  }, { user: `${texts.join(' ')} Finis.`, assistant: text });
+  await chat.page.goto(`${server.url}?again#slow`);
+  await chat.responses.last().getByText('Finis.').waitFor();
+  await chat.userMessages.last().getByText('Finis.').waitFor();
+  const ofModel = await chat.responses.last().evaluate(pieces);
+  const ofUser = await chat.userMessages.last().evaluate(pieces);
+  expect([ofModel.marks, ofUser.marks]).toEqual([32, 32]);
+  for (const { words } of [ofModel, ofUser]) expect(words).toBeLessThanOrEqual(400);
+  expect(ofModel.chars).toBeLessThanOrEqual(20_000); // of code that has colors
+  expect(ofUser.chars).toBeLessThanOrEqual(4_000);
 }, 240_000);

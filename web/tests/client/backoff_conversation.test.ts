@@ -23,7 +23,7 @@ describe('backoff', () => {
 describe('close codes', () => {
   it('decide whether the client reconnects', () => {
     const recoverable = [1001, 1005, 1006, 1011, 1012, 1013, 1015];
-    const final = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4999];
+    const final = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4004, 4999];
     const isRecoverable = (code: number) => describeCloseCode(code).recoverable;
     expect(recoverable.map(isRecoverable)).toEqual(recoverable.map(() => true));
     expect(final.map(isRecoverable)).toEqual(final.map(() => false));

@@ -1,6 +1,7 @@
 /** Blocks of Markdown: what they contain, what stays text, and that streaming does not change them. */
 
 import { describe, expect, it } from 'vitest';
+import { PIECE_CHARS_MAX } from '../../src/page/bounded_text.js';
 import { type Block, GrowingMarkdown } from '../../src/page/markdown/blocks.js';
 
 /** Returns the blocks of a complete text. */
@@ -20,6 +21,10 @@ function stream(text: string, size: number): { closed: Block[]; openMax: number 
   }
   closed.push(...parser.parse(text, true).closed);
   return { closed, openMax };
+}
+
+function childrenOf(block: Block | undefined): Block[] {
+  return block && 'children' in block ? block.children : [];
 }
 
 /** Returns types and contents of the tokens of a line of text. */
@@ -160,7 +165,7 @@ describe('hostile text', () => {
     const wide = `|${'a|'.repeat(300)}\n|${'-|'.repeat(300)}\n|${'b|'.repeat(300)}`;
     expect(parse(wide)).toEqual([{ kind: 'plain', source: wide }]);
     const emphasis = '*a **b '.repeat(5000);
-    expect(parse(emphasis)).toHaveLength(1);
+    expect(parse(emphasis).map((block) => ('source' in block ? block.source : '')).join('')).toBe(emphasis.trimEnd());
     expect(inline(emphasis).join('')).toContain('b');
   });
 
@@ -174,6 +179,28 @@ describe('hostile text', () => {
       expect((user + system) / 1000, JSON.stringify(part)).toBeLessThan(2000);
     }
   }, 60_000);
+});
+
+describe('long text', () => {
+  it('is several paragraphs, and stays in each list and quotation', () => {
+    const text = 'some words of a long paragraph '.repeat(1000).trimEnd();
+    for (const [before, find] of [
+      ['', (blocks: Block[]) => blocks],
+      ['> ', ([quotation]: Block[]) => childrenOf(quotation)],
+      ['- ', ([list]: Block[]) => childrenOf(childrenOf(list)[0])],
+    ] as const) {
+      const paragraphs = find(parse(`${before}${text}\n\nafter`)).filter(({ kind }) => kind === 'p');
+      const sources = paragraphs.map((block) => ('source' in block ? block.source : ''));
+      expect(sources.join('').replace(/after$/, '')).toBe(text);
+      for (const source of sources) expect(source.length).toBeLessThanOrEqual(PIECE_CHARS_MAX);
+    }
+    expect(stream(`${text}\n\nafter`, 999).closed).toEqual(parse(`${text}\n\nafter`));
+  });
+
+  it('shows the source of a table with a very long cell', () => {
+    const table = `| a |\n|---|\n| ${'b'.repeat(5000)} |`;
+    expect(parse(table)).toEqual([{ kind: 'plain', source: table }]);
+  });
 });
 
 describe('formulas', () => {

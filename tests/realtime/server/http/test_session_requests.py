@@ -6,6 +6,7 @@ answer differs from SGLang's. evidence/session-requests.md has the table, which 
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.realtime.responses.test_responses_http import streaming
 from tests.realtime.server.http.test_sglang import Api, get
 from tests.support.engines import EngineHarness
 from tests.support.sessions import SLOW_STEP_S
@@ -37,6 +39,7 @@ the greedy ids, which equal those of one fresh prefill.
 
 - *as SGLang*: the answer is SGLang's.
 - *better*: SGLang skips the test, or is known to fail.
+- *differs*: the answer has another form, which the table gives.
 - *400*: the request is refused, with the field and the reason that the table gives.
 
 | test of SGLang | requests | answer |
@@ -466,6 +469,23 @@ async def several(client: Client) -> str:
     status, replies = await client.post("/generate", body)
     assert (status, len(replies)) == (200, 2)
     return SAME
+
+
+@row("the API of `/generate`", "`stream` with `return_logprob`")
+async def stream_logprobs(client: Client) -> str:
+    sampling = GREEDY | {"max_new_tokens": 100}
+    body = {"text": "x", "sampling_params": sampling, "return_logprob": True, "stream": True}
+    async with streaming(client.server, "POST", "/generate", body) as events:
+        *replies, last = [json.loads(data) async for _, data in events if data != "[DONE]"]
+    for reply in replies:
+        size = len(reply["output_ids"])
+        assert reply["output_ids"] == last["output_ids"][:size]
+        assert last["text"].startswith(reply["text"])
+    scores = [reply["meta_info"]["output_token_logprobs"] for reply in replies]
+    whole = last["meta_info"]["output_token_logprobs"]
+    assert len(whole) == 100
+    assert [score for part in scores for score in part] == whole[: sum(map(len, scores))]
+    return "differs: an event has the log-probabilities of its new ids, the last event those of all"
 
 
 @row("the API of `/generate`", "`regex`")

@@ -3,6 +3,7 @@ status, the shape, and greedy ids equal to those of one fresh prefill."""
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -258,6 +259,32 @@ async def test_logprobs_and_stream(api: Api) -> None:
     assert replies[-1]["meta_info"]["output_token_logprobs"] == scores
     lengths = [len(reply["output_ids"]) for reply in replies]
     assert lengths == sorted(lengths), "each event has the whole output so far"
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        parts = [reply["meta_info"][name] for reply in replies]
+        whole_list = whole["meta_info"][name]
+        assert parts.pop() == whole_list, "the last event has the log-probabilities of all ids"
+        new = [score for part in parts for score in part]
+        assert new == whole_list[: len(new)], "each other event has those of its new ids"
+
+
+async def test_events_of_a_stream_are_a_bounded_multiple_of_its_output(api: Api) -> None:
+    """A stream of 1,900 tokens was 800 MB, because each event repeated all log-probabilities."""
+    body = {
+        "input_ids": CHUNKS[0],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True},
+        "stream": True,
+        "return_logprob": True,
+        "top_logprobs_num": 5,
+    }
+    async with streaming(api.server, "POST", "/generate", body) as events:
+        *received, end = [data async for _, data in events]
+    assert end == "[DONE]"
+    replies = [json.loads(data) for data in received]
+    assert len(replies[-1]["output_ids"]) == 200
+    counts = [len(reply["output_ids"]) for reply in replies[:-1]]
+    assert all(after - before > before // 64 for before, after in pairwise(counts))
+    assert sum(len(reply["meta_info"]["output_top_logprobs"]) for reply in replies) <= 2 * 200
+    assert sum(map(len, received)) < 10 * len(received[-1])
 
 
 @pytest.mark.parametrize("by", ["abort", "abort_all", "disconnect"])

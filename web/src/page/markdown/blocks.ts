@@ -7,6 +7,7 @@
  */
 
 import createMarkdownIt, { type Env, type MarkdownIt, type Token } from 'markdown-it';
+import { cutPieces, PIECE_CHARS_MAX } from '../bounded_text.js';
 import { mathSyntax } from './math_syntax.js';
 
 export type TextKind = 'p' | 'h3' | 'h4' | 'h5' | 'h6' | 'th' | 'td';
@@ -118,36 +119,36 @@ class BlockReader {
     for (;;) {
       const token = this.#tokens[this.#next++];
       if (!token || token.nesting < 0) return blocks;
-      const block = this.#isUnsuitable(token) ? this.#readSource(token) : this.#readBlock(token);
-      if (block) blocks.push(block);
+      blocks.push(...(this.#isUnsuitable(token) ? [this.#readSource(token)] : this.#readBlocks(token)));
     }
   }
 
-  #readBlock(token: Token): Block | null {
+  /** Returns a block; a longer text than a piece is several. */
+  #readBlocks(token: Token): Block[] {
     const { type, tag, content, info } = token;
     switch (type) {
       case 'fence':
         return info.trim() === 'math'
-          ? { kind: 'math', source: content, isClosed: true }
-          : { kind: 'code', source: content, language: /^\S*/.exec(info.trim())?.[0] ?? '' };
+          ? [{ kind: 'math', source: content, isClosed: true }]
+          : [{ kind: 'code', source: content, language: /^\S*/.exec(info.trim())?.[0] ?? '' }];
       case 'code_block':
-        return { kind: 'code', source: content, language: '' };
+        return [{ kind: 'code', source: content, language: '' }];
       case 'math_block':
-        return { kind: 'math', source: content.trim(), isClosed: token.markup !== '' };
+        return [{ kind: 'math', source: content.trim(), isClosed: token.markup !== '' }];
       case 'hr':
-        return { kind: 'hr' };
+        return [{ kind: 'hr' }];
       case 'paragraph_open':
-        return this.#readText('p', token);
+        return this.#readTexts('p', token);
       case 'th_open':
       case 'td_open':
-        return this.#readText(tag as TextKind, token);
+        return this.#readTexts(tag as TextKind, token);
       case 'heading_open':
-        return this.#readText(this.#headingOf(Number(tag[1])), token);
+        return this.#readTexts(this.#headingOf(Number(tag[1])), token);
       case 'list_item_open':
-        return readTask(this.read());
+        return [readTask(this.read())];
       default:
-        if (token.nesting === 0) return null;
-        return this.#readContainer(tag as ContainerKind, token);
+        if (token.nesting === 0) return [];
+        return [this.#readContainer(tag as ContainerKind, token)];
     }
   }
 
@@ -161,11 +162,12 @@ class BlockReader {
     return { kind, children: this.read(), start: start === null ? null : Number(start), task: null };
   }
 
-  #readText(kind: TextKind, token: Token): Block {
-    const source = this.#tokens[this.#next]?.content ?? '';
+  #readTexts(kind: TextKind, token: Token): Block[] {
+    const text = this.#tokens[this.#next]?.content ?? '';
     this.#next += 2;
     const align = /\b(left|center|right)\b/.exec(String(token.attrGet('style') ?? ''));
-    return { kind, source, isTight: token.hidden, align: (align?.[1] ?? null) as Align | null };
+    const style = { isTight: token.hidden, align: (align?.[1] ?? null) as Align | null };
+    return cutPieces(text).map((source) => ({ kind, source, ...style }));
   }
 
   /** Whether a table, or an outermost block, is shown as its source. */
@@ -174,6 +176,7 @@ class BlockReader {
     const inner = this.#tokens.slice(this.#next, this.#endOf(level));
     if (inner.some((token) => token.level > NESTING_MAX)) return true;
     if (type !== 'table_open') return false;
+    if (inner.some(({ type, content }) => type === 'inline' && content.length > PIECE_CHARS_MAX)) return true;
     const cells = inner.filter((token) => token.nesting > 0 && /^t[hd]$/.test(token.tag)).length;
     const rows = inner.filter((token) => token.type === 'tr_open').length;
     return cells > TABLE_CELLS_MAX || cells / rows > TABLE_COLUMNS_MAX;

@@ -1,5 +1,6 @@
 /** Block of code with its language, a button that copies it, and colors once the highlighter is loaded. */
 
+import { BoundedText } from '../bounded_text.js';
 import { copyText, flashCheckMark, h, iconButton } from '../dom.js';
 import type { Block } from './blocks.js';
 
@@ -13,7 +14,11 @@ export class CodeView {
   readonly kind = 'code';
   readonly element: HTMLElement;
   readonly #label = h('span', { class: 'language' });
-  readonly #code = h('code');
+  /** The part that has colors, and what has been added since. */
+  readonly #colored = h('span');
+  readonly #added = h('span');
+  readonly #addedText = new BoundedText(this.#added);
+  #coloredChars = 0;
   #source = '';
   #language = '';
   #isScheduled = false;
@@ -23,7 +28,7 @@ export class CodeView {
     const copyButton = iconButton('copy', 'Copy code', () => void this.#copy(copyButton), 'Copy');
     copyButton.classList.add('copy-code');
     const head = h('div', { class: 'code-head' }, this.#label, copyButton);
-    const pre = h('pre', { tabindex: '0', role: 'region', 'aria-label': 'Code' }, this.#code);
+    const pre = h('pre', { tabindex: '0', role: 'region', 'aria-label': 'Code' }, h('code', {}, this.#colored, this.#added));
     this.element = h('div', { class: 'code-block' }, head, pre);
   }
 
@@ -34,10 +39,12 @@ export class CodeView {
       this.#language = language;
       this.#label.textContent = language;
     } else if (source === this.#source) return;
-    const isExtended = source.startsWith(this.#source);
-    if (isExtended) this.#code.append(source.slice(this.#source.length));
-    else this.#code.textContent = source;
+    if (!source.startsWith(this.#source) || source.length > HIGHLIGHT_MAX_CHARS) {
+      this.#coloredChars = 0;
+      this.#colored.replaceChildren();
+    }
     this.#source = source;
+    this.#addedText.show(source.slice(this.#coloredChars));
     this.#scheduleHighlight();
   }
 
@@ -63,7 +70,11 @@ export class CodeView {
     if (!this.element.isConnected || this.#source.length > HIGHLIGHT_MAX_CHARS) return;
     const startedAt = performance.now();
     const highlighted = highlight(this.#source, this.#language);
-    if (highlighted) this.#code.replaceChildren(highlighted);
+    if (highlighted) {
+      this.#colored.replaceChildren(highlighted);
+      this.#coloredChars = this.#source.length;
+      this.#addedText.show('');
+    }
     const elapsed_ms = performance.now() - startedAt;
     this.#delay_ms = Math.max(HIGHLIGHT_DELAY_MIN_MS, elapsed_ms * HIGHLIGHT_DELAY_FACTOR);
   }

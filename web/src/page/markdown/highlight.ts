@@ -24,6 +24,7 @@ import typescript from 'highlight.js/lib/languages/typescript';
 import xml from 'highlight.js/lib/languages/xml';
 import yaml from 'highlight.js/lib/languages/yaml';
 import { createLowlight } from 'lowlight';
+import { textNodes } from '../bounded_text.js';
 import { h } from '../dom.js';
 
 const lowlight = createLowlight({
@@ -59,16 +60,16 @@ export function highlight(code: string, language: string): DocumentFragment | nu
   const name = language.toLowerCase();
   if (!lowlight.registered(name)) return null;
   const fragment = document.createDocumentFragment();
-  fragment.append(...lowlight.highlight(name, code).children.map(toNode));
+  fragment.append(...lowlight.highlight(name, code).children.flatMap(toNodes));
   return fragment;
 }
 
-function toNode(node: HighlightNode): Node | string {
-  if (node.type === 'text') return node.value;
-  if (node.type !== 'element') return '';
+function toNodes(node: HighlightNode): (Node | string)[] {
+  if (node.type === 'text') return textNodes(node.value);
+  if (node.type !== 'element') return [];
   const names = node.properties.className;
   const className = Array.isArray(names) ? names.join(' ') : '';
   const element = h('span', { class: className });
-  element.append(...node.children.map(toNode));
-  return element;
+  element.append(...node.children.flatMap(toNodes));
+  return [element];
 }

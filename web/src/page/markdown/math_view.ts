@@ -1,5 +1,6 @@
 /** Formulas: their source until the typesetter is loaded, then MathML, which needs no fonts of ours. */
 
+import { textNodes } from '../bounded_text.js';
 import { h } from '../dom.js';
 import type { typeset } from './math.js';
 
@@ -14,7 +15,7 @@ export function mathElement(source: string, isDisplayed: boolean): HTMLElement {
   const element = h('span', isDisplayed ? scrolling : { class: 'math' });
   if (loaded) draw(element, source, isDisplayed, loaded);
   else {
-    element.append(h('code', {}, source));
+    element.append(h('code', {}, ...textNodes(source)));
     void import('./math.js').then(
       (module) => {
         loaded = module.typeset;
@@ -28,5 +29,5 @@ export function mathElement(source: string, isDisplayed: boolean): HTMLElement {
 
 function draw(element: HTMLElement, source: string, isDisplayed: boolean, typeset: Typeset): void {
   const formula = typeset(source, isDisplayed);
-  element.replaceChildren(formula ?? h('code', {}, source));
+  element.replaceChildren(formula ?? h('code', {}, ...textNodes(source)));
 }

@@ -7,6 +7,7 @@
  */
 
 import type { Token } from 'markdown-it';
+import { BoundedText, textNodes } from '../bounded_text.js';
 import { h, icon } from '../dom.js';
 import { type Block, type Task, type TextKind, GrowingMarkdown } from './blocks.js';
 import { CodeView } from './code_view.js';
@@ -217,9 +218,10 @@ class TextView implements BlockView {
 class PlainView implements BlockView {
   readonly kind = 'plain';
   readonly element = h('pre', { class: 'plain', tabindex: '0', 'aria-label': 'Source' });
+  readonly #text = new BoundedText(this.element);
 
   update(block: Block): void {
-    if (block.kind === 'plain') this.element.textContent = block.source;
+    if (block.kind === 'plain') this.#text.show(block.source);
   }
 
   refresh(): void {
@@ -239,7 +241,7 @@ class MathBlockView implements BlockView {
     const key = `${String(isComplete)}${block.source}`;
     if (key === this.#drawn) return;
     this.#drawn = key;
-    this.element.replaceChildren(isComplete ? mathElement(block.source, true) : h('code', {}, block.source));
+    this.element.replaceChildren(isComplete ? mathElement(block.source, true) : h('code', {}, ...textNodes(block.source)));
   }
 
   refresh(): void {
@@ -269,7 +271,7 @@ function inlineNodes(tokens: Token[], isCell: boolean): DocumentFragment {
       const isLinked = open.some((element) => element instanceof HTMLAnchorElement);
       parent.append(imageElement(token, isLinked));
     } else if (isCell && token.type === 'text') parent.append(...unbrokenWords(token.content));
-    else parent.append(inlineNode(token));
+    else parent.append(...inlineNodesOf(token));
   }
   return fragment;
 }
@@ -281,23 +283,23 @@ function unbrokenWords(text: string): (Node | string)[] {
   const parts: (Node | string)[] = [];
   let at = 0;
   for (const { index, 0: word } of text.matchAll(BREAKABLE_WORD)) {
-    parts.push(text.slice(at, index), h('span', { class: 'unbroken' }, word));
+    parts.push(...textNodes(text.slice(at, index)), h('span', { class: 'unbroken' }, word));
     at = index + word.length;
   }
-  return [...parts, text.slice(at)];
+  return [...parts, ...textNodes(text.slice(at))];
 }
 
-function inlineNode(token: Token): Node {
+function inlineNodesOf(token: Token): (Node | string)[] {
   switch (token.type) {
     case 'code_inline':
-      return h('code', {}, token.content);
+      return [h('code', {}, ...textNodes(token.content))];
     case 'softbreak':
     case 'hardbreak':
-      return h('br');
+      return [h('br')];
     case 'math_inline':
-      return mathElement(token.content, token.markup === '$$');
+      return [mathElement(token.content, token.markup === '$$')];
     default:
-      return document.createTextNode(token.content);
+      return textNodes(token.content);
   }
 }
 
@@ -310,6 +312,6 @@ function imageElement(token: Token, isLinked: boolean): HTMLElement {
   const url = String(token.attrGet('src') ?? '');
   const element = isLinked ? h('span') : linkElement(url);
   element.classList.add('image');
-  element.append(icon('image'), token.content.trim() || 'Image');
+  element.append(icon('image'), ...textNodes(token.content.trim() || 'Image'));
   return element;
 }
