@@ -13,9 +13,9 @@ file imports nothing of this package, so that the process starts in a tenth of a
 
 import ctypes
 import json
+import mmap
 import os
 import re
-import resource
 import signal
 import sys
 import time
@@ -38,7 +38,7 @@ GRAMMAR_BYTES_MAX = 8 * MIB
 _FIRST_MASKS = 3
 _NICENESS = 5
 """A trial leaves the processor to the gateway and the engine, which serve all tenants."""
-_PAGE_BYTES = resource.getpagesize()
+_PAGE_BYTES = mmap.PAGESIZE
 
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=400_000,
@@ -192,6 +192,8 @@ def _try_and_exit(vocabulary: llguidance.LLTokenizer, source: str, writing: int)
 
 
 def _limit_resources() -> None:
+    import resource  # noqa: PLC0415 - Windows, which imports this file, has none
+
     os.nice(_NICENESS)
     signal.alarm(TRIAL_WALL_S_MAX)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -27,7 +27,6 @@ from continuo.realtime.registry.conversations import Conversations, discard, mak
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.server.auth.open_connections import OpenConnections
-from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.http.sse import SSEResponse
 from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.transport.connection import Connection
@@ -408,15 +407,6 @@ async def test_reader_of_events_that_fails() -> None:
 
     assert await fail_at_each_await(act, check) == 1
     assert len(abandoned) == 4
-
-
-async def test_wait_for_a_read_turn_that_fails() -> None:
-    turns = ReadTurns()
-
-    async def check() -> None:
-        assert not turns._waiting
-
-    assert await fail_at_each_await(lambda: turns.wait(10, TENANT), check) == 1
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])

@@ -36,10 +36,8 @@ RELEASED_BY = {
     "realtime/responses/service.py _tasks": TASKS,
     "realtime/responses/service.py continuations": "test_creation_of_a_response_that_fails",
     "realtime/server/auth/open_connections.py _connections": "test_connection_that_fails",
-    "realtime/server/hardening/guarded_websocket.py _queued_bytes": (
-        SYNC + "it ends with its connection"
-    ),
-    "realtime/server/hardening/read_turns.py _waiting": ("test_wait_for_a_read_turn_that_fails"),
+    "realtime/server/hardening/guards.py _unread": SYNC + "it ends with its connection",
+    "realtime/server/hardening/read_turns.py _waiting": SYNC + "a lost connection withdraws",
     "realtime/server/process/engine_discovery.py fleet": SYNC + "what is announced now, is added",
     "realtime/session/active_responses.py _tasks": TASKS,
     "realtime/tenants/ledger.py connections": "test_connection_that_fails",
