@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame, apply_mask
+from websockets.frames import Frame, apply_mask  # type: ignore[attr-defined]  # in C if it can be
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.streams import StreamReader
@@ -376,15 +376,14 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         self._disarm()  # the next message gets a timer of its own
         if self.close_sent:
             return
-        message: dict[str, Any] = {"type": "websocket.receive", "bytes": data}
-        if self.curr_msg_data_type == "text":
-            try:
-                message = {"type": "websocket.receive", "text": data.decode()}
-            except UnicodeDecodeError:
-                self._fail(CloseCode.INVALID_DATA, "a text message that is not UTF-8")
-                return
         self._queued_bytes = len(data)
-        self.queue.put_nowait(message)
+        if self.curr_msg_data_type == "bytes":
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+            return
+        try:
+            self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+        except UnicodeDecodeError:
+            self._fail(CloseCode.INVALID_DATA, "a text message that is not UTF-8")
 
     async def receive(self) -> Any:
         """Return the next message. The call means that the application has finished with the
