@@ -64,6 +64,7 @@ def write_table(table: Table, keys: list[str], page: Path = PAGE) -> None:
         f"These {len(others)} keys of llama.cpp change nothing in any of the architectures.",
         f"Each was tried with {', '.join(map(_text, GUESSES[:-1]))} and {_text(GUESSES[-1])}.",
         "",
+        "<!-- not run: a list of keys -->",
         "```",
         textwrap.fill(" ".join(others), 120, break_on_hyphens=False),
         "```",

@@ -64,10 +64,8 @@ _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BB
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 _OPEN = State.OPEN
 """A global name, because looking up a member of an enumeration takes ten times as long."""
-_PONG = b"\x8a"
-"""First byte of a pong."""
-_MASKED = 0x80
-"""Bit of the second byte of a frame."""
+_PING, _PONG = 0x89, b"\x8a"
+"""First bytes of a ping and a pong."""
 _UNFRAGMENTED_TEXT = 0x81
 """First byte of a frame: FIN and the opcode of text."""
 CORKED_BYTES_MAX = 64 * 1024
@@ -291,43 +289,45 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         return self.queue.empty() or self.close_sent
 
     def _read_frame(self) -> None:
-        """Parse the rest of the present frame, or the next one. A message of one frame, a text, is
-        taken here: the parser of `websockets` takes three times as long."""
+        """Parse the rest of the present frame, or the next one. A ping, or a message of one frame,
+        a text, is taken here: the parser of `websockets` takes three times as long."""
         if not self._reader.is_between_frames:
             self._read(self._take(self._reader.missing_bytes))
             return
         unread = self._unread
-        head, length = 2, unread[1] & ~_MASKED if len(unread) > 1 else 0
+        head, length = 2, unread[1] & 0x7F if len(unread) > 1 else 0
         if length > 125:
             head = 4 if length == 126 else 10
             length = int.from_bytes(unread[2:head], "big")
+        is_ping = unread[0] == _PING and length < 126
         is_text = unread[0] == _UNFRAGMENTED_TEXT and self.conn.current_size is None
         if (
-            not (is_text and self._is_open and len(unread) >= head + 4 + length)
-            or not unread[1] & _MASKED
+            not ((is_text or is_ping) and self._is_open and len(unread) >= head + 4 + length)
+            or not unread[1] & 0x80
             or length > (self.conn.max_message_size or length)
         ):
             # An incomplete head and what follows it of the frame have no bytes of the next one.
             self._read(self._take(head + 4 + length if len(unread) >= head else head))
             return
         frame = self._take(head + 4 + length)
-        self.curr_msg_data_type = "text"
-        self.frames = [apply_mask(frame[head + 4 :], frame[head : head + 4])]
+        payload = apply_mask(frame[head + 4 :], frame[head : head + 4])
+        if is_ping:
+            self.conn.writes.append(_PONG + bytes((length,)) + payload)
+            self.handle_ping()
+            return
+        self.curr_msg_data_type, self.frames = "text", [payload]
         self.send_receive_event_to_app()
         if self._share is not None or length + len(self._unread) > UNCHARGED_BYTES:
             self._update_charge()
 
     def _read(self, part: bytes) -> None:
         super().data_received(part)
-        if len(self.frames) > FRAGMENTS_MAX and len(self.frames) > self._fragments_max:
+        size = self.conn.current_size or 0
+        if len(self.frames) > FRAGMENTS_MAX + size // FRAGMENT_BYTES_MEAN:
             self._fail(
                 CloseCode.POLICY_VIOLATION, f"a message of over {FRAGMENTS_MAX:,} small fragments"
             )
         self._update_charge()
-
-    @property
-    def _fragments_max(self) -> int:
-        return FRAGMENTS_MAX + (self.conn.current_size or 0) // FRAGMENT_BYTES_MEAN
 
     def _read_head(self, head: bytes) -> None:
         """Parse the head of the upgrade request, which GuardedHttp has read. If `websockets`

@@ -42,7 +42,7 @@ USED_NAMES: dict[type, str] = {
     """,
     ServerProtocol: """
         close_sent current_size data_to_send fail max_message_size parser parser_exc reader
-        send_ping state
+        send_ping state writes
     """,
     StreamReader: "buffer",
     Config: "http_protocol_class ssl",
