@@ -11,9 +11,10 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+import pydantic
 from anthropic.types import Message
 
 TOOL: Any = {
@@ -77,6 +78,82 @@ def a_history_with_a_system_prompt(client: anthropic.Anthropic) -> None:
         )
     )
     assert (again.usage.cache_read_input_tokens or 0) > 0, "the KV of the history is reused"
+
+
+@flow
+def a_system_message_between_others(client: anthropic.Anthropic) -> None:
+    """Claude Code sends one after its first message, and between turns."""
+    between: Any = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    history: Any = [{"role": "user", "content": "My name is Zorban."}, between, QUESTION]
+    alone = client.messages.count_tokens(model="demo", messages=[history[0], QUESTION])
+    with_it = client.messages.count_tokens(model="demo", messages=history)
+    assert with_it.input_tokens > alone.input_tokens
+    assert text_of(check(client.messages.create(model="demo", max_tokens=20, messages=history)))
+    first: Any = [{"role": "system", "content": "Be kind."}, QUESTION]
+    counts = {
+        client.messages.count_tokens(model="demo", messages=first).input_tokens,
+        client.messages.count_tokens(
+            model="demo", system="Be kind.", messages=[QUESTION]
+        ).input_tokens,
+    }
+    assert len(counts) == 1, "as the first message it is the system prompt"
+    try:
+        client.messages.create(
+            model="demo",
+            max_tokens=20,
+            messages=[QUESTION, {"role": "system", "content": [{"type": "image"}]}],  # type: ignore[list-item,typeddict-item,misc]  # not of the API
+        )
+    except anthropic.BadRequestError as refused:
+        assert "messages[1].content[0].type" in str(refused)
+    else:
+        raise AssertionError("an image in a system message")
+
+
+@flow
+def an_output_format(client: anthropic.Anthropic) -> None:
+    class City(pydantic.BaseModel):
+        name: Literal["Rome", "Oslo"]
+        is_large: bool
+
+    parsed = client.messages.parse(
+        model="demo", max_tokens=60, messages=[QUESTION], output_format=City
+    )
+    assert isinstance(parsed.parsed_output, City)
+    with client.messages.stream(
+        model="demo", max_tokens=60, messages=[QUESTION], output_format=City
+    ) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, City)
+
+
+@flow
+def a_strict_tool(client: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    message = client.messages.create(
+        model="demo",
+        max_tokens=100,
+        tools=[TOOL | {"strict": True, "input_schema": schema}],
+        tool_choice={"type": "tool", "name": "get_weather"},
+        messages=[QUESTION],
+    )
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    assert call.input["city"] in ("Rome", "Oslo")
+    unenforceable = {"type": "object", "not": {"required": ["city"]}}
+    try:
+        client.messages.create(
+            model="demo",
+            max_tokens=100,
+            tools=[TOOL | {"strict": True, "input_schema": unenforceable}],
+            messages=[QUESTION],
+        )
+    except anthropic.BadRequestError as refused:
+        assert "get_weather" in str(refused)
+    else:
+        raise AssertionError("a schema that cannot be enforced")
 
 
 @flow

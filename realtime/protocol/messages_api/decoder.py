@@ -18,6 +18,7 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.messages_api import requests
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import (
+    build_grammar,
     build_tools,
     choose_named_tool,
     choose_required_tool,
@@ -27,7 +28,9 @@ from continuo.realtime.protocol.validation import missing_parameter, unsupported
 T = TypeVar("T")
 IdFactory = Callable[[str], str]
 """Makes an id that begins with the given prefix."""
-_NAMES = FieldNames(input="messages", instructions="system")
+_NAMES = FieldNames(
+    input="messages", instructions="system", output_schema="output_config.format.schema"
+)
 _SKIPPED = ("thinking", "redacted_thinking")
 """Types of blocks that are left out of the history."""
 
@@ -35,7 +38,11 @@ _SKIPPED = ("thinking", "redacted_thinking")
 def decode_command(
     request: requests.CountTokensRequest, default: GenerationSettings, new_id: IdFactory
 ) -> CreateResponse:
-    """Decode a request. Raises Refusal."""
+    """Decode a request. If it has no `system`, a system message that comes first becomes the
+    instructions; any other one stays in its place. Raises Refusal."""
+    messages, instructions, skipped = request.messages, _decode_system(request.system), 0
+    if messages[0].role == "system" and not instructions:
+        instructions, skipped = _decode_system(messages[0].content, "messages[0].content"), 1
     tools = build_tools(
         (f"tools[{n}]", tool)
         for n, tool in enumerate(request.tools or [])
@@ -43,7 +50,7 @@ def decode_command(
     )
     choice = request.tool_choice
     settings = GenerationSettings(
-        instructions=_decode_system(request.system),
+        instructions=instructions,
         tools=tools,
         tool_choice=_decode_tool_choice(choice, tools, has_declared_tools=bool(request.tools)),
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
@@ -55,7 +62,7 @@ def decode_command(
     )
     items = tuple(
         item
-        for n, message in enumerate(request.messages)
+        for n, message in enumerate(messages[skipped:], skipped)
         for item in _decode_message(message, f"messages[{n}].content", new_id)
     )
     return CreateResponse(settings=settings, input=items, store=False, field_names=_NAMES)
@@ -71,18 +78,26 @@ def _decode_sampling(request: requests.CountTokensRequest, default: Sampling) ->
         "stop": None if request.stop_sequences is None else tuple(request.stop_sequences),
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    return msgspec.structs.replace(default, **chosen)
+    output = request.output_config.format if request.output_config is not None else None
+    grammar = output and build_grammar(output.type, output.schema, _NAMES.output_schema)
+    return msgspec.structs.replace(default, **chosen, grammar=grammar)
 
 
-def _decode_system(system: requests.Content | None) -> str:
+def _decode_system(system: requests.Content | None, where: str = "system") -> str:
     if system is None or isinstance(system, str):
         return system or ""
-    return "\n".join(_require_text(block, f"system[{n}]") for n, block in enumerate(system))
+    return "\n".join(_require_text(block, f"{where}[{n}]") for n, block in enumerate(system))
 
 
 def _decode_message(message: requests.MessageIn, where: str, new_id: IdFactory) -> Iterator[Item]:
     """Yield the items of a message: adjacent texts as one message, calls and results apart."""
     content = message.content
+    if message.role == "system":
+        text = _decode_system(content, where)
+        yield MessageItem(
+            id=new_id("item"), role="system", parts=(ContentPart("input_text", text),)
+        )
+        return
     blocks = [requests.Block(type="text", text=content)] if isinstance(content, str) else content
     kind = "output_text" if message.role == "assistant" else "input_text"
     parts: list[ContentPart] = []

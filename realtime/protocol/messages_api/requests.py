@@ -36,7 +36,7 @@ Content = BoundedText | Annotated[list[Block], Meta(max_length=limits.PARTS_MAX)
 
 
 class MessageIn(msgspec.Struct, frozen=True, kw_only=True):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Content
 
 
@@ -47,20 +47,28 @@ class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     description: BoundedText | None = None
     input_schema: dict[str, object] | None = None
+    strict: bool | None = None
 
     @property
     def parameters(self) -> dict[str, object] | None:
         return self.input_schema
-
-    @property
-    def strict(self) -> bool | None:
-        return None
 
 
 class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormatIn(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, object]
+
+
+class OutputConfigIn(msgspec.Struct, frozen=True, kw_only=True):
+    """`effort` is advice, and has no effect."""
+
+    format: OutputFormatIn | None = None
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +81,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     system: Content | None = None
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | None = None
     tool_choice: ToolChoiceIn | None = None
+    output_config: OutputConfigIn | None = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
@@ -88,7 +97,8 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 _ALLOWED_VALUES: AllowedValues = {
-    "messages[].role": ("user", "assistant"),
+    "messages[].role": ("user", "assistant", "system"),
+    "output_config.format.type": ("json_schema",),
     "tool_choice.type": ("auto", "any", "tool", "none"),
 }
 
