@@ -39,7 +39,7 @@ async def check_enforceable(
     if choice.mode == "function" and choice.name not in {tool.name for tool in settings.tools}:
         raise invalid_parameter(names.named_tool, f"no tool is called {choice.name!r}.")
     grammar = settings.sampling.grammar
-    if grammar is not None and grammar.kind == "json_schema":
+    if grammar is not None and grammar.kind != "json":
         await check_grammar(grammar, names.output_schema, grammar_trials)
     _check_reasoning(settings, template, names)
     return await _drop_optional_if_costly(settings, enforced, names, grammar_trials)

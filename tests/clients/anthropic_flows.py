@@ -45,6 +45,15 @@ def text_of(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+def refusal_of(client: anthropic.Anthropic, **request: Any) -> str:
+    """Make a request that is refused with 400. Returns the message of the error."""
+    try:
+        client.messages.create(model="demo", max_tokens=20, **request)
+    except anthropic.BadRequestError as refused:
+        return str(refused)
+    raise AssertionError("not refused")
+
+
 @flow
 def a_message(client: anthropic.Anthropic) -> None:
     message = check(
@@ -97,16 +106,9 @@ def a_system_message_between_others(client: anthropic.Anthropic) -> None:
         ).input_tokens,
     }
     assert len(counts) == 1, "as the first message it is the system prompt"
-    try:
-        client.messages.create(
-            model="demo",
-            max_tokens=20,
-            messages=[QUESTION, {"role": "system", "content": [{"type": "image"}]}],  # type: ignore[list-item,typeddict-item,misc]  # not of the API
-        )
-    except anthropic.BadRequestError as refused:
-        assert "messages[1].content[0].type" in str(refused)
-    else:
-        raise AssertionError("an image in a system message")
+    image: Any = {"role": "system", "content": [{"type": "image"}]}
+    refusal = refusal_of(client, messages=[QUESTION, image])
+    assert "messages[1].content[0].type" in refusal
 
 
 @flow
@@ -143,17 +145,8 @@ def a_strict_tool(client: anthropic.Anthropic) -> None:
     (call,) = [block for block in message.content if block.type == "tool_use"]
     assert call.input["city"] in ("Rome", "Oslo")
     unenforceable = {"type": "object", "not": {"required": ["city"]}}
-    try:
-        client.messages.create(
-            model="demo",
-            max_tokens=100,
-            tools=[TOOL | {"strict": True, "input_schema": unenforceable}],
-            messages=[QUESTION],
-        )
-    except anthropic.BadRequestError as refused:
-        assert "get_weather" in str(refused)
-    else:
-        raise AssertionError("a schema that cannot be enforced")
+    tool = TOOL | {"strict": True, "input_schema": unenforceable}
+    assert "get_weather" in refusal_of(client, messages=[QUESTION], tools=[tool])
 
 
 @flow

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
-from continuo.engine import Grammar
 from continuo.realtime.protocol.chat_api import requests
+from continuo.realtime.protocol.chat_api.output_formats import decode_output_format
 from continuo.realtime.protocol.commands import CreateResponse, FieldNames
 from continuo.realtime.protocol.items import (
     ContentPart,
@@ -28,7 +28,6 @@ from continuo.realtime.protocol.settings import (
     Truncation,
 )
 from continuo.realtime.protocol.tools_and_formats import (
-    build_grammar,
     build_tools,
     choose_named_tool,
     choose_required_tool,
@@ -47,7 +46,6 @@ _NAMES = FieldNames(
     input="messages",
     instructions="messages[0]",
     named_tool="tool_choice.function.name",
-    output_schema="response_format.json_schema.schema",
     reasoning_effort="reasoning_effort",
     reasoning_tokens="thinking_token_budget",
 )
@@ -60,6 +58,7 @@ def decode_command(
     developer. Raises Refusal."""
     _refuse_unsupported(request)
     messages, instructions, skipped = request.messages, "", 0
+    grammar, grammar_field = decode_output_format(request)
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_decode_texts(messages[0], "messages[0]"))
         skipped = 1
@@ -74,7 +73,7 @@ def decode_command(
         max_output_tokens=request.max_completion_tokens or request.max_tokens,
         sampling=msgspec.structs.replace(
             merge_sampling(request, default.sampling, default.sampling),
-            grammar=_decode_grammar(request.response_format),
+            grammar=grammar,
             logit_bias=request.logit_bias or {},
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),
@@ -86,7 +85,8 @@ def decode_command(
         for n, message in enumerate(messages[skipped:], skipped)
         for item in _decode_message_items(message, f"messages[{n}]", new_id)
     )
-    return CreateResponse(settings=settings, input=items, store=False, field_names=_NAMES)
+    names = msgspec.structs.replace(_NAMES, output_schema=grammar_field)
+    return CreateResponse(settings=settings, input=items, store=False, field_names=names)
 
 
 def _decode_reasoning(
@@ -181,15 +181,6 @@ def _decode_tools(tools: Sequence[requests.ToolIn]) -> Iterator[tuple[str, reque
         if tool.function is None:
             raise missing_parameter(f"tools[{n}].function")
         yield f"tools[{n}].function", tool.function
-
-
-def _decode_grammar(response_format: requests.FormatIn | None) -> Grammar | None:
-    if response_format is None:
-        return None
-    if response_format.type == "json_schema" and response_format.json_schema is None:
-        raise missing_parameter("response_format.json_schema")
-    schema = response_format.json_schema.schema if response_format.json_schema else None
-    return build_grammar(response_format.type, schema, _NAMES.output_schema)
 
 
 def _decode_tool_choice(

@@ -28,6 +28,11 @@ class PartIn(msgspec.Struct, frozen=True, kw_only=True):
     refusal: BoundedText | None = None
 
 
+JsonSchemaIn = dict[str, object] | BoundedText
+Regex = Annotated[str, Meta(min_length=1, max_length=limits.TEXT_CHARS_MAX)]
+Choices = Annotated[list[BoundedText], Meta(min_length=1, max_length=limits.PARTS_MAX)]
+
+
 class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True):
     name: ToolName
     arguments: BoundedText
@@ -81,6 +86,19 @@ class SchemaIn(msgspec.Struct, frozen=True, kw_only=True):
 class FormatIn(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaIn | None = None
+    schema: dict[str, object] | None = None
+    """Of the type `json_object`, as llama-server has it."""
+
+
+class StructuredOutputsIn(msgspec.Struct, frozen=True, kw_only=True):
+    """As in vLLM. `grammar` and `structural_tag` are refused."""
+
+    json: JsonSchemaIn | None = None
+    regex: Regex | None = None
+    choice: Choices | None = None
+    grammar: object = None
+    json_object: bool | None = None
+    structural_tag: object = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +117,12 @@ class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     max_tokens: MaxTokens | None = None
     """Older name of `max_completion_tokens`."""
     response_format: FormatIn | None = None
+    structured_outputs: StructuredOutputsIn | None = None
+    guided_json: JsonSchemaIn | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: object = None
+    """Extensions, as in vLLM, which had the last four before `structured_outputs`."""
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None

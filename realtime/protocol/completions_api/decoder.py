@@ -16,6 +16,10 @@ from continuo.realtime.protocol.validation import (
     unsupported_value,
 )
 
+_FORMATS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 MAX_TOKENS_DEFAULT = 16
 """Default of `max_tokens`, as in OpenAI's API."""
 
@@ -49,6 +53,9 @@ def decode_sampling(request: CompletionRequest, default: Sampling) -> Sampling:
     """Return the sampling parameters of a request. Raises Refusal for what is not supported."""
     if request.suffix:
         raise unsupported_parameter("suffix", "the model continues a prompt, it fills no gap")
+    for field in _FORMATS:
+        if getattr(request, field) is not None:
+            raise unsupported_parameter(field, "use it with /v1/chat/completions")
     if request.echo and request.logprobs is not None:
         raise unsupported_value("echo", "log-probabilities are reported for the output alone")
     return msgspec.structs.replace(

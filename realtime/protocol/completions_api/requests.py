@@ -29,6 +29,13 @@ class CompletionRequest(SamplingIn, frozen=True, kw_only=True):
     logit_bias: LogitBias | None = None
     echo: bool | None = None
     suffix: BoundedText | None = None
+    response_format: object = None
+    structured_outputs: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    """Refused, as the five before: chat completions have output formats."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
