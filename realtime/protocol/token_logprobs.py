@@ -2,8 +2,10 @@
 Each type validates against the OpenAI SDK's own."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from continuo.realtime.protocol.encoded_array import EncodedArray
 from continuo.realtime.protocol.response import TokenLogprob
@@ -20,6 +22,10 @@ class TopLogprobOut(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenLogprobOut(TopLogprobOut, frozen=True, kw_only=True):
     top_logprobs: list[TopLogprobOut]
+
+
+EncodedLogprobs = Annotated[msgspec.Raw, Meta(extra={"encodes": list[TokenLogprobOut]})]
+"""The JSON of a list of TokenLogprobOut."""
 
 
 def add_logprobs(array: EncodedArray, tokens: Sequence[TokenLogprob]) -> None:

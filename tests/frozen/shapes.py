@@ -19,6 +19,8 @@ def shape_of(kind: Any) -> Any:
 
 def _shape(kind: inspect.Type, within: tuple[type, ...]) -> Any:
     match kind:
+        case inspect.Metadata(extra={"encodes": encoded}):
+            return _shape(inspect.type_info(encoded), within)
         case inspect.Metadata(type=inner):
             return _shape(inner, within)
         case inspect.StructType(cls=cls, fields=fields):

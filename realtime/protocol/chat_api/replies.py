@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from continuo.realtime.protocol.token_logprobs import EncodedLogprobs
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -41,8 +43,7 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogprobsOut(msgspec.Struct, frozen=True, kw_only=True):
-    content: msgspec.Raw
-    """Array of `TokenLogprobOut`."""
+    content: EncodedLogprobs
     refusal: None = None
 
 

@@ -14,6 +14,7 @@ from continuo.realtime.protocol.encoded_array import EMPTY_ARRAY
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
 from continuo.realtime.protocol.reasoning import ReasoningOut
 from continuo.realtime.protocol.response import KVResidency
+from continuo.realtime.protocol.token_logprobs import EncodedLogprobs
 
 ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -23,7 +24,7 @@ ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed", 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
     text: str
     annotations: list[object] = []
-    logprobs: msgspec.Raw = EMPTY_ARRAY
+    logprobs: EncodedLogprobs = EMPTY_ARRAY
     """Array of `TokenLogprobOut`."""
 
 
@@ -230,7 +231,7 @@ class TextDelta(ServerEventBase, frozen=True, kw_only=True, tag="response.output
     output_index: int
     content_index: int = 0
     delta: str
-    logprobs: msgspec.Raw = EMPTY_ARRAY
+    logprobs: EncodedLogprobs = EMPTY_ARRAY
     """Array of `TokenLogprobOut`."""
 
 
@@ -239,7 +240,7 @@ class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_
     output_index: int
     content_index: int = 0
     text: str
-    logprobs: msgspec.Raw = EMPTY_ARRAY
+    logprobs: EncodedLogprobs = EMPTY_ARRAY
     """Array of `TokenLogprobOut`."""
 
 
